@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layer (b): joins the ranks' parts over any group. Sums go in the order of one balanced binary tree over
+// the rank index, so their bits are equal on every rank and do not depend on the transport.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/agreement.h"
+#include "logitless/group.h"
+#include "logitless/plan.h"
+#include "plan/regions.h"
+
+namespace logitless {
+
+// sum over [first, last) = sum over [first, middle) + sum over [middle, last), the left half being the
+// larger one: ((0 + 1) + 2), (((0 + 1) + (2)) + (3 + 4)) ...
+constexpr int tree_middle(int first, int last) { return first + (last - first + 1) / 2; }
+
+// to[i] = tree sum of parts[r][i], in float32.
+void tree_sum(const float* parts, int ranks, int64_t part_stride, int64_t count, float* to);
+
+// Sequence parallel: the whole x [M, H], from every rank's token shard.
+TensorView gather_tokens(Group& group, const Agreement& agreement, const Arena& arena, const TensorView& shard);
+
+// Sums the parts [M, H] that every rank has in kInputGradSum and rounds once. `dx` is the whole [M, H],
+// or this rank's tokens where sequence parallel, or absent where only peers want it.
+void reduce_input_grad(Group& group, const Agreement& agreement, const Plan& plan, const Arena& arena,
+                       const TensorView& dx);
+
+}  // namespace logitless
