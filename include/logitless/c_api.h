@@ -107,10 +107,8 @@ typedef struct logitless_options {
 } logitless_options;
 
 /* The defaults, and the struct_size of the library's own header. */
-#define LOGITLESS_OPTIONS_INIT                                                             \
-  {                                                                                        \
-    (int64_t)sizeof(logitless_options), -100, -1, -1, LOGITLESS_MEMORY_AUTO, 1.0F, 0, 0, 0 \
-  }
+#define LOGITLESS_OPTIONS_INIT \
+  {(int64_t)sizeof(logitless_options), -100, -1, -1, LOGITLESS_MEMORY_AUTO, 1.0F, 0, 0, 0}
 
 typedef struct logitless_inputs {
   logitless_tensor x;           /* [M, H] bfloat16 or float32 (sequence parallel: [M_r, H]) */
@@ -141,8 +139,9 @@ typedef struct logitless_outputs {
 
 /* What backward needs; sizes come from the plan. */
 typedef struct logitless_saved {
-  logitless_tensor rows;  /* [6, M] float32 */
-  logitless_tensor stash; /* [stash_columns, token_pitch] of x's dtype; absent when stash_columns is 0 */
+  logitless_tensor rows; /* [6, M] float32 */
+  logitless_tensor
+      stash; /* [stash_columns, token_pitch] of x's dtype; absent when stash_columns is 0 */
 } logitless_saved;
 
 /* Gradients of the loss with respect to the outputs, float32 [M] of any stride; absent: zero. */

@@ -40,23 +40,24 @@ struct Upstream {
 };
 
 struct Gradients {
-  TensorView x;       // absent (not wanted), or like Inputs::x, written
-  TensorView weight;  // absent (not wanted), or [V_r, H]; of x's dtype or float32
+  TensorView x;                    // absent (not wanted), or like Inputs::x, written
+  TensorView weight;               // absent (not wanted), or [V_r, H]; of x's dtype or float32
   bool accumulate_weight = false;  // add to `weight` (Megatron's main_grad) instead of writing it
 };
 
 // The plan of a call with these inputs on one rank of `context`. Local: exchanges nothing.
-Plan plan_call(Context& context, const Inputs& inputs, const Options& options, const Wanted& wanted);
+Plan plan_call(Context& context, const Inputs& inputs, const Options& options,
+               const Wanted& wanted);
 
 // Collective. Throws the same Error on every rank for bad input or ranks that disagree.
-void forward(Context& context, const Inputs& inputs, const Options& options,
-             const Outputs& outputs, const Saved& saved);
+void forward(Context& context, const Inputs& inputs, const Options& options, const Outputs& outputs,
+             const Saved& saved);
 
 // Collective. dX is summed over the ranks in fp32 in the order of a balanced tree and rounded once,
 // so its bits are equal on every rank; it is computed if any rank of the group wants it.
 // dz_iv = (1/τ_i) [ p_iv (g_i + q_i + (lse_i − entropy_i − s_iv) h_i) − g_i 1(v = y_i) ]
-void backward(Context& context, const Inputs& inputs, const Options& options,
-              const Saved& saved, const Upstream& upstream, const Gradients& gradients);
+void backward(Context& context, const Inputs& inputs, const Options& options, const Saved& saved,
+              const Upstream& upstream, const Gradients& gradients);
 
 // Tells the group that this rank cannot make the call, so that its peers raise too instead of waiting.
 // For callers that check or allocate before they call forward() or backward(); `phase` is its name.

@@ -44,10 +44,11 @@ struct Plan {
   Machine machine;
 
   // Kept from forward to backward, allocated by the caller.
-  int64_t token_pitch = 0;    // tokens padded to 16: the row length of the stash
-  int64_t stash_columns = 0;  // vocabulary rows whose exponentials are stashed; the rest is recomputed
-  int64_t rows_bytes = 0;     // [6, tokens] float32: k, K, S_rest, S, T, e
-  int64_t stash_bytes = 0;    // [stash_columns, token_pitch] of the problem's dtype
+  int64_t token_pitch = 0;  // tokens padded to 16: the row length of the stash
+  int64_t stash_columns =
+      0;                   // vocabulary rows whose exponentials are stashed; the rest is recomputed
+  int64_t rows_bytes = 0;  // [6, tokens] float32: k, K, S_rest, S, T, e
+  int64_t stash_bytes = 0;  // [stash_columns, token_pitch] of the problem's dtype
 
   // Needed only while a call runs.
   Layout forward;

@@ -17,7 +17,8 @@ namespace logitless {
 struct MemoryPolicy {
   enum class Kind : int32_t { kAuto, kStash, kRecompute, kBytes };
   Kind kind = Kind::kAuto;
-  int64_t bytes = 0;  // kBytes: an upper bound on saved rows + stash + one slice of recomputed gradients
+  int64_t bytes =
+      0;  // kBytes: an upper bound on saved rows + stash + one slice of recomputed gradients
 
   static MemoryPolicy automatic() { return {}; }
   static MemoryPolicy stash() { return {Kind::kStash, 0}; }
@@ -54,11 +55,13 @@ struct Problem {
 };
 
 struct Options {
-  float temperature = 1.0F;     // τ; ignored when Inputs::temperature is present
-  int64_t ignore_index = -100;  // rows with this target give nll = lse = entropy = 0 and no gradient
-  int64_t vocab_start = -1;     // −1: agreed by the group from the sizes of the shards, in rank order
-  int64_t vocab_size = -1;      // −1: the sum of the shards
-  bool sequence_parallel = false;  // x and its gradient are this rank's token shard; target is whole
+  float temperature = 1.0F;  // τ; ignored when Inputs::temperature is present
+  int64_t ignore_index =
+      -100;                  // rows with this target give nll = lse = entropy = 0 and no gradient
+  int64_t vocab_start = -1;  // −1: agreed by the group from the sizes of the shards, in rank order
+  int64_t vocab_size = -1;   // −1: the sum of the shards
+  bool sequence_parallel =
+      false;                    // x and its gradient are this rank's token shard; target is whole
   bool assume_uniform = false;  // skip the per-call header: the caller vouches that all ranks agree
   MemoryPolicy memory;
 };

@@ -59,7 +59,8 @@ std::vector<Shard> shards_of(const std::vector<Header>& headers) {
     const bool given = headers[rank].vocab_start >= 0;
     if (given != (headers[0].vocab_start >= 0)) {
       throw Error(ErrorKind::kValue, "vocab_start: expected every rank to give it or none, got " +
-                                         std::to_string(headers[0].vocab_start) + " on rank 0 and " +
+                                         std::to_string(headers[0].vocab_start) +
+                                         " on rank 0 and " +
                                          std::to_string(headers[rank].vocab_start) + " on rank " +
                                          std::to_string(rank) + " (-1: not given)");
     }
@@ -77,10 +78,11 @@ int64_t covered_vocabulary(const std::vector<Shard>& shards) {
   int64_t next = 0;
   for (const size_t rank : order) {
     if (shards[rank].start != next) {
-      throw Error(ErrorKind::kValue,
-                  "vocab_start: expected the shards of the group to follow each other from 0, got " +
-                      range(shards[rank]) + " on rank " + std::to_string(rank) + " where " +
-                      std::to_string(next) + " comes next");
+      throw Error(
+          ErrorKind::kValue,
+          "vocab_start: expected the shards of the group to follow each other from 0, got " +
+              range(shards[rank]) + " on rank " + std::to_string(rank) + " where " +
+              std::to_string(next) + " comes next");
     }
     next += shards[rank].rows;
   }
@@ -93,20 +95,21 @@ void refuse_whole_weights(const std::vector<Header>& headers, const std::vector<
   if (headers.size() == 1) return;
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     if (headers[rank].vocab_size < 0 || shards[rank].rows < vocab_size) continue;
-    throw Error(ErrorKind::kValue, "weight: expected a shard of vocab_size " + std::to_string(vocab_size) +
-                                       " on each of " + std::to_string(headers.size()) + " ranks, got all " +
-                                       std::to_string(shards[rank].rows) + " rows on rank " +
-                                       std::to_string(rank));
+    throw Error(ErrorKind::kValue,
+                "weight: expected a shard of vocab_size " + std::to_string(vocab_size) +
+                    " on each of " + std::to_string(headers.size()) + " ranks, got all " +
+                    std::to_string(shards[rank].rows) + " rows on rank " + std::to_string(rank));
   }
   const bool placed = headers[0].vocab_start >= 0 || headers[0].vocab_size >= 0;
   const bool equal = std::all_of(headers.begin(), headers.end(), [&](const Header& header) {
-    return header.vocab_rows == headers[0].vocab_rows && header.fingerprint == headers[0].fingerprint;
+    return header.vocab_rows == headers[0].vocab_rows &&
+           header.fingerprint == headers[0].fingerprint;
   });
   if (!placed && equal && headers[0].fingerprint != 0) {
-    throw Error(ErrorKind::kValue,
-                "weight: expected a different shard on each of " + std::to_string(headers.size()) +
-                    " ranks, got the same " + std::to_string(headers[0].vocab_rows) +
-                    " rows on all (pass vocab_start if equal shards are meant)");
+    throw Error(ErrorKind::kValue, "weight: expected a different shard on each of " +
+                                       std::to_string(headers.size()) + " ranks, got the same " +
+                                       std::to_string(headers[0].vocab_rows) +
+                                       " rows on all (pass vocab_start if equal shards are meant)");
   }
 }
 

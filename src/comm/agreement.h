@@ -17,9 +17,9 @@ struct Header {
   static constexpr int kMessageBytes = 400;
 
   int64_t version = 1;
-  int64_t failed = 0;        // 1 + ErrorKind of a rank that cannot make the call; `message` says why
-  int64_t tokens = 0;        // of target
-  int64_t x_tokens = 0;      // of x: the token shard where sequence parallel, else `tokens`
+  int64_t failed = 0;    // 1 + ErrorKind of a rank that cannot make the call; `message` says why
+  int64_t tokens = 0;    // of target
+  int64_t x_tokens = 0;  // of x: the token shard where sequence parallel, else `tokens`
   int64_t hidden = 0;
   int64_t vocab_rows = 0;
   int64_t vocab_start = -1;  // as given by the caller, −1 where not
@@ -29,10 +29,10 @@ struct Header {
   double temperature = 1.0;
   int64_t wants_entropy = 0;
   int64_t sequence_parallel = 0;
-  int64_t upstream = 0;           // backward: 1 nll, 2 entropy, 4 lse
-  int64_t wants_input_grad = 0;   // may differ: any rank's wish is enough
-  uint64_t fingerprint = 0;       // of a few weight rows; 0 where they say nothing
-  int64_t least_target = 0;       // over the tokens that are not ignored; least > most: there are none
+  int64_t upstream = 0;          // backward: 1 nll, 2 entropy, 4 lse
+  int64_t wants_input_grad = 0;  // may differ: any rank's wish is enough
+  uint64_t fingerprint = 0;      // of a few weight rows; 0 where they say nothing
+  int64_t least_target = 0;  // over the tokens that are not ignored; least > most: there are none
   int64_t most_target = -1;
   char phase[16] = {};
   char dtype[16] = {};
@@ -53,7 +53,7 @@ struct Shard {
 
 // What all ranks then know.
 struct Agreement {
-  std::vector<Shard> shards;           // by rank
+  std::vector<Shard> shards;  // by rank
   int64_t vocab_size = 0;
   std::vector<int64_t> token_offsets;  // [R + 1]: whose tokens are whose, in dX's exchange
   bool any_wants_input_grad = false;

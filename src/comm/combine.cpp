@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kBlock = 256;  // floats summed at a time, on the stack
 
-void tree_sum_block(const float* parts, int first, int last, int64_t stride, int64_t count, float* to) {
+void tree_sum_block(const float* parts, int first, int last, int64_t stride, int64_t count,
+                    float* to) {
   if (last - first == 1) {
     std::copy_n(parts + first * stride, count, to);
     return;
@@ -47,24 +48,27 @@ void tree_sum(const float* parts, int ranks, int64_t part_stride, int64_t count,
   }
 }
 
-TensorView gather_tokens(Group& group, const Agreement& agreement, const Arena& arena, const TensorView& shard) {
+TensorView gather_tokens(Group& group, const Agreement& agreement, const Arena& arena,
+                         const TensorView& shard) {
   const int64_t hidden = shard.shape[1];
   const int64_t row_bytes = hidden * size_of(shard.dtype);
   const int64_t block = agreement.token_block();
   auto* mine = arena.get<std::byte>(region::kTokenBlock);
   auto* gathered = arena.get<std::byte>(region::kGatheredTokens);
   std::memset(mine, 0, static_cast<size_t>(block * row_bytes));
-  for (int64_t token = 0; token < shard.shape[0]; ++token) copy_row(shard, token, mine + token * row_bytes);
+  for (int64_t token = 0; token < shard.shape[0]; ++token)
+    copy_row(shard, token, mine + token * row_bytes);
   group.all_gather(mine, gathered, block * row_bytes, shard.device, "token shards");
   // Close the gaps between blocks in place: a row never moves to a higher address.
-  for_each_owner(agreement, group.size(), row_bytes, [gathered](int64_t from, int64_t to, size_t bytes) {
-    std::memmove(gathered + to, gathered + from, bytes);
-  });
+  for_each_owner(agreement, group.size(), row_bytes,
+                 [gathered](int64_t from, int64_t to, size_t bytes) {
+                   std::memmove(gathered + to, gathered + from, bytes);
+                 });
   return matrix_view(gathered, shard.dtype, agreement.token_offsets.back(), hidden);
 }
 
-void reduce_input_grad(Group& group, const Agreement& agreement, const Plan& plan, const Arena& arena,
-                       const TensorView& dx) {
+void reduce_input_grad(Group& group, const Agreement& agreement, const Plan& plan,
+                       const Arena& arena, const TensorView& dx) {
   const int64_t hidden = plan.problem.hidden;
   const int64_t block = agreement.token_block();
   const int64_t tokens = agreement.token_offsets.back();
@@ -88,7 +92,8 @@ void reduce_input_grad(Group& group, const Agreement& agreement, const Plan& pla
   tree_sum(parts, group.size(), block * hidden, mine * hidden, parts);
   if (plan.problem.sequence_parallel) {
     if (!dx.present()) return;
-    for (int64_t token = 0; token < mine; ++token) write_row(parts + token * hidden, hidden, dx, token, 0);
+    for (int64_t token = 0; token < mine; ++token)
+      write_row(parts + token * hidden, hidden, dx, token, 0);
     return;
   }
   auto* rounded = arena.get<std::byte>(region::kInputGradBlock);

@@ -14,7 +14,8 @@ class SingleRank final : public Group {
   void all_gather(const void* mine, void* all, int64_t bytes, const Device&, const char*) override {
     std::memcpy(all, mine, static_cast<size_t>(bytes));
   }
-  void all_to_all(const void* send, void* receive, int64_t bytes, const Device&, const char*) override {
+  void all_to_all(const void* send, void* receive, int64_t bytes, const Device&,
+                  const char*) override {
     std::memcpy(receive, send, static_cast<size_t>(bytes));
   }
 };

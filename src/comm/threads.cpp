@@ -91,8 +91,8 @@ class Hub {
     }
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%.3f", static_cast<double>(timeout_.count()) / 1000.0);
-    return what + ": rank " + std::to_string(rank) + " waited " + seconds + " s for rank(s) " + absent +
-           " of " + std::to_string(size());
+    return what + ": rank " + std::to_string(rank) + " waited " + seconds + " s for rank(s) " +
+           absent + " of " + std::to_string(size());
   }
 
   void require_same_exchange(std::unique_lock<std::mutex>&) {
@@ -100,9 +100,10 @@ class Hub {
       const Post& a = posts_[0];
       const Post& b = posts_[rank];
       if (a.exchange == b.exchange && a.bytes == b.bytes) continue;
-      fail(Error(ErrorKind::kState, "exchange: expected the same on every rank, got " + a.what + " of " +
-                                        std::to_string(a.bytes) + " bytes on rank 0 and " + b.what + " of " +
-                                        std::to_string(b.bytes) + " bytes on rank " + std::to_string(rank)));
+      fail(Error(ErrorKind::kState, "exchange: expected the same on every rank, got " + a.what +
+                                        " of " + std::to_string(a.bytes) + " bytes on rank 0 and " +
+                                        b.what + " of " + std::to_string(b.bytes) +
+                                        " bytes on rank " + std::to_string(rank)));
       throw *broken_;
     }
   }
@@ -132,11 +133,13 @@ class ThreadRank final : public Group {
   ThreadRank(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
-  void all_gather(const void* mine, void* all, int64_t bytes, const Device&, const char* what) override {
+  void all_gather(const void* mine, void* all, int64_t bytes, const Device&,
+                  const char* what) override {
     hub_->exchange(rank_, {Exchange::kAllGather, static_cast<const std::byte*>(mine), bytes, what},
                    static_cast<std::byte*>(all));
   }
-  void all_to_all(const void* send, void* receive, int64_t bytes, const Device&, const char* what) override {
+  void all_to_all(const void* send, void* receive, int64_t bytes, const Device&,
+                  const char* what) override {
     hub_->exchange(rank_, {Exchange::kAllToAll, static_cast<const std::byte*>(send), bytes, what},
                    static_cast<std::byte*>(receive));
   }
@@ -155,20 +158,23 @@ class ThreadRank final : public Group {
 
 }  // namespace
 
-std::vector<std::shared_ptr<Group>> make_thread_group(int ranks, std::chrono::milliseconds timeout) {
+std::vector<std::shared_ptr<Group>> make_thread_group(int ranks,
+                                                      std::chrono::milliseconds timeout) {
   if (ranks < 1) {
     throw Error(ErrorKind::kValue, "ranks: expected at least 1, got " + std::to_string(ranks));
   }
   const auto hub = std::make_shared<Hub>(ranks, timeout);
   std::vector<std::shared_ptr<Group>> members;
-  for (int rank = 0; rank < ranks; ++rank) members.push_back(std::make_shared<ThreadRank>(hub, rank));
+  for (int rank = 0; rank < ranks; ++rank)
+    members.push_back(std::make_shared<ThreadRank>(hub, rank));
   return members;
 }
 
 void reset_thread_group(Group& member) {
   auto* rank = dynamic_cast<ThreadRank*>(&member);
   if (rank == nullptr) {
-    throw Error(ErrorKind::kType, "group: expected a member of a thread group, got another kind of group");
+    throw Error(ErrorKind::kType,
+                "group: expected a member of a thread group, got another kind of group");
   }
   rank->reset();
 }

@@ -30,7 +30,9 @@ struct Engine {
 }  // namespace
 
 Machine CpuBackend::machine(int threads) const {
-  return {.device = {}, .threads = threads > 0 ? threads : available_cores(), .native_bf16 = native_bf16()};
+  return {.device = {},
+          .threads = threads > 0 ? threads : available_cores(),
+          .native_bf16 = native_bf16()};
 }
 
 void CpuBackend::statistics(const LocalCall& call, const LocalStatistics& out,

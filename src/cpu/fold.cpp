@@ -3,9 +3,9 @@
 
 #include <limits>
 
-#include "tensor/bf16.h"
 #include "cpu/lanes.h"
 #include "plan/cpu_tiles.h"
+#include "tensor/bf16.h"
 
 namespace logitless::cpu {
 
@@ -70,14 +70,15 @@ void find_anchors(const float* logits, int64_t columns, const float* scale, floa
     }
     for (int i = 0; i < kLanes; ++i) {
       const float highest = top[i];
-      anchor[lane + i] = (highest == -kInfinity ? 0.0F : __builtin_ceilf(highest)) + kAnchorHeadroom;
+      anchor[lane + i] =
+          (highest == -kInfinity ? 0.0F : __builtin_ceilf(highest)) + kAnchorHeadroom;
     }
   }
 }
 
 LOGITLESS_CLONES
-void fold_statistics(float* logits, int64_t columns, int64_t first_column, const ProjectionRows& rows,
-                     const TileStatistics& out) {
+void fold_statistics(float* logits, int64_t columns, int64_t first_column,
+                     const ProjectionRows& rows, const TileStatistics& out) {
   for (int lane = 0; lane < kTileTokens; lane += kLanes) {
     if (out.moment != nullptr) {
       fold_lanes<true>(logits, columns, first_column, rows, out, lane);
@@ -88,7 +89,8 @@ void fold_statistics(float* logits, int64_t columns, int64_t first_column, const
 }
 
 LOGITLESS_CLONES
-void fold_gradients(float* logits, int64_t columns, int64_t first_column, const GradientRows& rows) {
+void fold_gradients(float* logits, int64_t columns, int64_t first_column,
+                    const GradientRows& rows) {
   for (int lane = 0; lane < kTileTokens; lane += kLanes) {
     const Floats scale = load<Floats>(rows.projection.scale + lane);
     const Floats anchor = load<Floats>(rows.projection.anchor + lane);
@@ -144,8 +146,12 @@ ProjectionRows rows_at(const ProjectionRows& rows, int64_t token) {
 }
 
 GradientRows rows_at(const GradientRows& rows, int64_t token) {
-  return {rows_at(rows.projection, token), rows.stash_scale + token, rows.p_scale + token,
-          rows.slope0 + token,             rows.slope1 + token,      rows.target_term + token};
+  return {rows_at(rows.projection, token),
+          rows.stash_scale + token,
+          rows.p_scale + token,
+          rows.slope0 + token,
+          rows.slope1 + token,
+          rows.target_term + token};
 }
 
 }  // namespace logitless::cpu

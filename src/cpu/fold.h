@@ -22,8 +22,8 @@ void find_anchors(const float* logits, int64_t columns, const float* scale, floa
 
 // Folds the tile into its statistics and leaves E in place of the logits: 0 for the target's column
 // and for tokens that do not count.
-void fold_statistics(float* logits, int64_t columns, int64_t first_column, const ProjectionRows& rows,
-                     const TileStatistics& out);
+void fold_statistics(float* logits, int64_t columns, int64_t first_column,
+                     const ProjectionRows& rows, const TileStatistics& out);
 
 // Leaves dz in place of the logits, target's term included.
 void fold_gradients(float* logits, int64_t columns, int64_t first_column, const GradientRows& rows);

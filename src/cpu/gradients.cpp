@@ -17,7 +17,11 @@ namespace {
 GradientRows take_rows(const LocalCall& call) {
   auto* next = call.arena.get<float>(region::kRows);
   const int64_t padded = round_up(call.plan.problem.tokens, kTileTokens);
-  const auto take = [&next, padded] { float* array = next; next += padded; return array; };
+  const auto take = [&next, padded] {
+    float* array = next;
+    next += padded;
+    return array;
+  };
   const auto take_ints = [&take] { return reinterpret_cast<int32_t*>(take()); };
   return {.projection = {take(), take(), take_ints(), take_ints()},
           .stash_scale = take(),
@@ -28,8 +32,8 @@ GradientRows take_rows(const LocalCall& call) {
 }
 
 // dz of vocabulary rows [first, first + columns), to the slice buffer [columns][token_pitch].
-void recompute_slice(const LocalCall& call, Workers& workers, Products& products, const GradientRows& rows,
-                     int64_t first, int64_t columns) {
+void recompute_slice(const LocalCall& call, Workers& workers, Products& products,
+                     const GradientRows& rows, int64_t first, int64_t columns) {
   const DType dtype = call.plan.problem.dtype;
   const int64_t pitch = call.plan.token_pitch;
   auto* slice = call.arena.get<std::byte>(region::kSlice);
@@ -37,7 +41,8 @@ void recompute_slice(const LocalCall& call, Workers& workers, Products& products
           [&](const LogitsTile& tile) {
             fold_gradients(tile.logits, tile.columns, tile.column, rows_at(rows, tile.token));
             store_tile(tile.logits, tile.columns, tile.tokens, nullptr,
-                       slice + ((tile.column - first) * pitch + tile.token) * size_of(dtype), pitch, dtype);
+                       slice + ((tile.column - first) * pitch + tile.token) * size_of(dtype), pitch,
+                       dtype);
           });
 }
 

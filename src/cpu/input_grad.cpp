@@ -6,8 +6,8 @@
 
 #include "cpu/pack.h"
 #include "cpu/project.h"
-#include "tensor/rows.h"
 #include "plan/cpu_tiles.h"
+#include "tensor/rows.h"
 
 namespace logitless::cpu {
 
@@ -19,7 +19,9 @@ struct Tile {
 
 Tile tile_of(const Problem& problem, int64_t task) {
   const int64_t across = ceil_div(problem.hidden, kGradHidden);
-  Tile tile{.token = task / across * kInputGradTokens, .tokens = 0, .hidden = task % across * kGradHidden,
+  Tile tile{.token = task / across * kInputGradTokens,
+            .tokens = 0,
+            .hidden = task % across * kGradHidden,
             .width = 0};
   tile.tokens = std::min(kInputGradTokens, problem.tokens - tile.token);
   tile.width = std::min(kGradHidden, problem.hidden - tile.hidden);
@@ -34,9 +36,14 @@ int64_t tiles_of(const Problem& problem) {
 
 InputGrad::InputGrad(const LocalCall& call, Workers& workers, Products& products,
                      const GradientRows& rows, const LocalGradients& out)
-    : call_(call), workers_(workers), products_(products), rows_(rows), out_(out),
-      sum_(call.arena.bytes(region::kInputGradSum) > 0 ? call.arena.get<float>(region::kInputGradSum)
-                                                       : nullptr) {}
+    : call_(call),
+      workers_(workers),
+      products_(products),
+      rows_(rows),
+      out_(out),
+      sum_(call.arena.bytes(region::kInputGradSum) > 0
+               ? call.arena.get<float>(region::kInputGradSum)
+               : nullptr) {}
 
 void InputGrad::add_stash(const TensorView& stash) {
   const Problem& problem = call_.plan.problem;
@@ -50,16 +57,17 @@ void InputGrad::add_stash(const TensorView& stash) {
     const Tile tile = tile_of(problem, task);
     float* acc = tiles + worker * tile_floats;
     for (int64_t column = 0; column < columns; column += kInputGradDepth) {
-      products_.run({.m = tile.tokens,
-                     .n = tile.width,
-                     .k = std::min(kInputGradDepth, columns - column),
-                     .a = {.transposed = true, .stride = pitch},
-                     .b = weight_operand(call_.weight),
-                     .c_stride = tile.width,
-                     .dtype = problem.dtype,
-                     .accumulate = column > 0},
-                    static_cast<const std::byte*>(stash.data) + (column * pitch + tile.token) * element,
-                    element_at(call_.weight, column, tile.hidden), acc, worker);
+      products_.run(
+          {.m = tile.tokens,
+           .n = tile.width,
+           .k = std::min(kInputGradDepth, columns - column),
+           .a = {.transposed = true, .stride = pitch},
+           .b = weight_operand(call_.weight),
+           .c_stride = tile.width,
+           .dtype = problem.dtype,
+           .accumulate = column > 0},
+          static_cast<const std::byte*>(stash.data) + (column * pitch + tile.token) * element,
+          element_at(call_.weight, column, tile.hidden), acc, worker);
     }
     for (int64_t i = 0; i < tile.tokens; ++i) {
       const int64_t token = tile.token + i;

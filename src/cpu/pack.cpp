@@ -12,7 +12,8 @@ namespace logitless::cpu {
 namespace {
 
 template <typename Element>
-void pack_rows(const TensorView& x, int64_t first, int64_t count, const int32_t* index, Element* to) {
+void pack_rows(const TensorView& x, int64_t first, int64_t count, const int32_t* index,
+               Element* to) {
   const int64_t hidden = x.shape[1];
   for (int64_t i = 0; i < count; ++i) {
     const int64_t token = index == nullptr ? first + i : index[first + i];
@@ -29,7 +30,8 @@ void pack_rows(const TensorView& x, int64_t first, int64_t count, const int32_t*
 
 }  // namespace
 
-void pack_tokens(const TensorView& x, int64_t first, int64_t count, const int32_t* index, void* to) {
+void pack_tokens(const TensorView& x, int64_t first, int64_t count, const int32_t* index,
+                 void* to) {
   if (x.dtype == DType::kFloat32) {
     pack_rows(x, first, count, index, static_cast<float*>(to));
   } else {

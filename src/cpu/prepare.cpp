@@ -5,9 +5,9 @@
 #include <cstring>
 #include <numbers>
 
-#include "tensor/bf16.h"
 #include "cpu/pack.h"
 #include "plan/cpu_tiles.h"
+#include "tensor/bf16.h"
 
 namespace logitless::cpu {
 
@@ -56,12 +56,13 @@ void fill_gradient_rows(const LocalCall& call, const Saved& saved, const Upstrea
     rows.slope0[token] = static_cast<float>(slope0);
     rows.slope1[token] = static_cast<float>(-h * std::numbers::ln2 / tau);
     rows.stash_scale[token] = static_cast<float>(c * slope0);
-    rows.target_term[token] = static_cast<float>((q * p_target - g * (rest / sum) + entropy_term) / tau);
+    rows.target_term[token] =
+        static_cast<float>((q * p_target - g * (rest / sum) + entropy_term) / tau);
   }
 }
 
-void scale_tokens(const LocalCall& call, const GradientRows& rows, const float* factor, double extra,
-                  int64_t token, void* to) {
+void scale_tokens(const LocalCall& call, const GradientRows& rows, const float* factor,
+                  double extra, int64_t token, void* to) {
   const int64_t hidden = call.plan.problem.hidden;
   const int64_t element = size_of(call.x.dtype);
   auto* bytes = static_cast<std::byte*>(to) + token * hidden * element;
@@ -79,7 +80,8 @@ void scale_tokens(const LocalCall& call, const GradientRows& rows, const float* 
   } else {
     const auto* from = static_cast<const uint16_t*>(call.x.data) + first;
     auto* row = reinterpret_cast<uint16_t*>(bytes);
-    for (int64_t h = 0; h < hidden; ++h) row[h] = float_to_bf16(scale * bf16_to_float(from[h * step]));
+    for (int64_t h = 0; h < hidden; ++h)
+      row[h] = float_to_bf16(scale * bf16_to_float(from[h * step]));
   }
 }
 

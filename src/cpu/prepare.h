@@ -18,7 +18,7 @@ void fill_gradient_rows(const LocalCall& call, const Saved& saved, const Upstrea
 
 // to[token] = factor[token]·x[token] for tokens that count, exactly 0 for the others and for padding;
 // [token_pitch, H] of x's dtype. A null factor is 1.
-void scale_tokens(const LocalCall& call, const GradientRows& rows, const float* factor, double extra,
-                  int64_t token, void* to);
+void scale_tokens(const LocalCall& call, const GradientRows& rows, const float* factor,
+                  double extra, int64_t token, void* to);
 
 }  // namespace logitless::cpu

@@ -8,8 +8,9 @@
 
 #include <unordered_map>
 
-#include "tensor/bf16.h"
+#include "cpu/lanes.h"
 #include "logitless/error.h"
+#include "tensor/bf16.h"
 
 namespace logitless::cpu {
 
@@ -52,6 +53,7 @@ dnnl::matmul::primitive_desc describe_product(const ProductShape& shape) {
 }
 
 // Copies a bf16 operand to fp32 without its gaps; the orientation stays.
+LOGITLESS_CLONES
 Operand widen(const void* from, int64_t rows, int64_t columns, const Operand& operand, float* to) {
   const auto* source = static_cast<const uint16_t*>(from);
   const int64_t lines = operand.transposed ? columns : rows;
@@ -76,10 +78,11 @@ class Product {
     if (scratch.size() < wanted) scratch.resize(wanted);
     dnnl::stream stream(engine());
     primitive_.execute(
-        stream, {{DNNL_ARG_SRC, {description_.src_desc(), engine(), const_cast<void*>(a)}},
-                 {DNNL_ARG_WEIGHTS, {description_.weights_desc(), engine(), const_cast<void*>(b)}},
-                 {DNNL_ARG_DST, {description_.dst_desc(), engine(), c}},
-                 {DNNL_ARG_SCRATCHPAD, {description_.scratchpad_desc(), engine(), scratch.data()}}});
+        stream,
+        {{DNNL_ARG_SRC, {description_.src_desc(), engine(), const_cast<void*>(a)}},
+         {DNNL_ARG_WEIGHTS, {description_.weights_desc(), engine(), const_cast<void*>(b)}},
+         {DNNL_ARG_DST, {description_.dst_desc(), engine(), c}},
+         {DNNL_ARG_SCRATCHPAD, {description_.scratchpad_desc(), engine(), scratch.data()}}});
     stream.wait();
   }
 
@@ -123,7 +126,12 @@ void Products::run(const ProductShape& shape, const void* a, const void* b, floa
 bool native_bf16() {
   static const bool native = [] {
     try {
-      const Product probe({.m = 16, .n = 16, .k = 16, .a = {false, 16}, .b = {false, 16}, .c_stride = 16,
+      const Product probe({.m = 16,
+                           .n = 16,
+                           .k = 16,
+                           .a = {false, 16},
+                           .b = {false, 16},
+                           .c_stride = 16,
                            .dtype = DType::kBFloat16});
       return true;
     } catch (const dnnl::error&) {

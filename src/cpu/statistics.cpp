@@ -29,7 +29,8 @@ class ColumnStatistics {
 
   TileStatistics at(int64_t column, int64_t token, float* target_exponent) const {
     float* tile = data_ + column / kTileVocab * kinds_ * padded_ + token;
-    return {tile, tile + padded_, kinds_ == 3 ? tile + 2 * padded_ : nullptr, target_exponent + token};
+    return {tile, tile + padded_, kinds_ == 3 ? tile + 2 * padded_ : nullptr,
+            target_exponent + token};
   }
 
  private:
@@ -58,13 +59,23 @@ Totals total_of(const ColumnStatistics& columns, int64_t live, int64_t token, fl
 
 class Statistics {
  public:
-  Statistics(const LocalCall& call, Workers& workers, Products& products, const LocalStatistics& out,
-             const TensorView& stash)
-      : call_(call), workers_(workers), products_(products), out_(out), stash_(stash),
-        tokens_(call.plan.problem.tokens), live_(call.plan.problem.live_rows()),
-        padded_(round_up(tokens_, kTileTokens)), columns_(call, padded_) {
+  Statistics(const LocalCall& call, Workers& workers, Products& products,
+             const LocalStatistics& out, const TensorView& stash)
+      : call_(call),
+        workers_(workers),
+        products_(products),
+        out_(out),
+        stash_(stash),
+        tokens_(call.plan.problem.tokens),
+        live_(call.plan.problem.live_rows()),
+        padded_(round_up(tokens_, kTileTokens)),
+        columns_(call, padded_) {
     auto* rows = call.arena.get<float>(region::kRows);
-    const auto take = [&rows, this] { float* array = rows; rows += padded_; return array; };
+    const auto take = [&rows, this] {
+      float* array = rows;
+      rows += padded_;
+      return array;
+    };
     const auto take_ints = [&take] { return reinterpret_cast<int32_t*>(take()); };
     rows_ = {take(), take(), take_ints(), take_ints()};
     exponents_ = take();
@@ -107,10 +118,11 @@ class Statistics {
     const int64_t columns = std::min(tile.columns, stashed - tile.column);
     if (columns <= 0) return;
     const int64_t pitch = stash_.strides[0];
-    std::byte* to = static_cast<std::byte*>(stash_.data) + tile.column * pitch * size_of(stash_.dtype);
+    std::byte* to =
+        static_cast<std::byte*>(stash_.data) + tile.column * pitch * size_of(stash_.dtype);
     if (index == nullptr) {
-      store_tile(tile.logits, columns, tile.tokens, nullptr, to + tile.token * size_of(stash_.dtype),
-                 pitch, stash_.dtype);
+      store_tile(tile.logits, columns, tile.tokens, nullptr,
+                 to + tile.token * size_of(stash_.dtype), pitch, stash_.dtype);
     } else {
       store_tile(tile.logits, columns, tile.tokens, index + tile.token, to, pitch, stash_.dtype);
     }
@@ -132,7 +144,8 @@ class Statistics {
       const double total = totals.sum + std::exp2(static_cast<double>(exponents_[token]));
       const bool good = total >= kLeastTotal && total <= kMostTotal;  // false for NaN
       // NaN, +inf and wholly masked rows are final, and so are ignored ones.
-      const bool final = std::isnan(total) || !std::isfinite(totals.maximum) || rows_.live[token] == 0;
+      const bool final =
+          std::isnan(total) || !std::isfinite(totals.maximum) || rows_.live[token] == 0;
       if (good || final) continue;
       again_[again] = static_cast<int32_t>(token);
       again_rows_.scale[again] = rows_.scale[token];

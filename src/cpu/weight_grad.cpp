@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cpu/prepare.h"
-#include "tensor/rows.h"
 #include "plan/cpu_tiles.h"
+#include "tensor/rows.h"
 
 namespace logitless::cpu {
 
@@ -37,7 +37,8 @@ void WeightGrad::add_stash(const TensorView& stash) {
   sort_targets();
   void* tokens = call_.arena.get<std::byte>(region::kScaledTokens);
   workers_.run(call_.plan.token_pitch, [&](int64_t token, int) {
-    scale_tokens(call_, rows_, rows_.stash_scale, std::ldexp(1.0, kScaledTokensExponent), token, tokens);
+    scale_tokens(call_, rows_, rows_.stash_scale, std::ldexp(1.0, kScaledTokensExponent), token,
+                 tokens);
   });
   multiply(stash.data, 0, call_.plan.stash_columns, tokens,
            std::ldexp(1.0F, -kScaledTokensExponent), true);
@@ -46,8 +47,9 @@ void WeightGrad::add_stash(const TensorView& stash) {
 void WeightGrad::add_slice(const void* dz, int64_t first, int64_t columns) {
   void* tokens = call_.arena.get<std::byte>(region::kLiveTokens);
   if (!live_tokens_ready_) {
-    workers_.run(call_.plan.token_pitch,
-                 [&](int64_t token, int) { scale_tokens(call_, rows_, nullptr, 1.0, token, tokens); });
+    workers_.run(call_.plan.token_pitch, [&](int64_t token, int) {
+      scale_tokens(call_, rows_, nullptr, 1.0, token, tokens);
+    });
     live_tokens_ready_ = true;
   }
   multiply(dz, first, columns, tokens, 1.0F, false);
@@ -70,17 +72,18 @@ void WeightGrad::multiply(const void* left, int64_t first, int64_t columns, cons
     float* tile = tiles + worker * tile_floats;
     if (pitch == 0) std::fill(tile, tile + height * width, 0.0F);  // no tokens
     for (int64_t token = 0; token < pitch; token += kWeightGradDepth) {
-      products_.run({.m = height,
-                     .n = width,
-                     .k = std::min(kWeightGradDepth, pitch - token),
-                     .a = {.transposed = false, .stride = pitch},
-                     .b = {.transposed = false, .stride = problem.hidden},
-                     .c_stride = width,
-                     .dtype = problem.dtype,
-                     .accumulate = token > 0},
-                    static_cast<const std::byte*>(left) + (column * pitch + token) * element,
-                    static_cast<const std::byte*>(tokens) + (token * problem.hidden + hidden) * element,
-                    tile, worker);
+      products_.run(
+          {.m = height,
+           .n = width,
+           .k = std::min(kWeightGradDepth, pitch - token),
+           .a = {.transposed = false, .stride = pitch},
+           .b = {.transposed = false, .stride = problem.hidden},
+           .c_stride = width,
+           .dtype = problem.dtype,
+           .accumulate = token > 0},
+          static_cast<const std::byte*>(left) + (column * pitch + token) * element,
+          static_cast<const std::byte*>(tokens) + (token * problem.hidden + hidden) * element, tile,
+          worker);
     }
     for (int64_t i = 0; i < height * width; ++i) tile[i] *= scale;
     if (add_targets) add_target_terms(tile, first + column, height, hidden, width);
@@ -99,8 +102,8 @@ void WeightGrad::add_target_terms(float* tile, int64_t first, int64_t columns, i
   const int32_t* token = std::lower_bound(
       begin, end, first, [target](int32_t t, int64_t column) { return target[t] < column; });
   for (; token != end && target[*token] < first + columns; ++token) {
-    add_scaled(tile + (target[*token] - first) * width, width, rows_.target_term[*token], call_.x, *token,
-               hidden);
+    add_scaled(tile + (target[*token] - first) * width, width, rows_.target_term[*token], call_.x,
+               *token, hidden);
   }
 }
 

@@ -26,7 +26,8 @@ class WeightGrad {
   // exponentials or dz [columns][token_pitch] times tokens [token_pitch, H], scaled.
   void multiply(const void* left, int64_t first, int64_t columns, const void* tokens, float scale,
                 bool add_targets);
-  void add_target_terms(float* tile, int64_t first, int64_t columns, int64_t hidden, int64_t width) const;
+  void add_target_terms(float* tile, int64_t first, int64_t columns, int64_t hidden,
+                        int64_t width) const;
 
   const LocalCall& call_;
   Workers& workers_;

@@ -73,7 +73,8 @@ logitless_status guarded(Body&& body) noexcept {
   } catch (const Error& error) {
     return failed(status_of(error.kind()), error.what());
   } catch (const std::bad_alloc&) {
-    return failed(LOGITLESS_MEMORY_ERROR, "memory: the system could not provide what the call needs");
+    return failed(LOGITLESS_MEMORY_ERROR,
+                  "memory: the system could not provide what the call needs");
   } catch (const std::exception& error) {
     return failed(LOGITLESS_INTERNAL_ERROR, error.what());
   } catch (...) {
@@ -182,6 +183,17 @@ Options view(const logitless_options* given_options) {
   return result;
 }
 
+// Arguments that cannot even be translated are a failed call too: the peers must not wait for it.
+template <typename Translate>
+auto translated(Context& context, const char* phase, Translate&& translate) {
+  try {
+    return translate();
+  } catch (const Error& failure) {
+    announce_failure(context, phase, failure);
+    throw;
+  }
+}
+
 Saved view(const logitless_saved& saved) {
   return {view(saved.rows, "rows"), view(saved.stash, "stash")};
 }
@@ -230,10 +242,9 @@ class CallbackGroup final : public Group {
  private:
   void check(int code, const char* exchange, const char* what) const {
     if (code == 0) return;
-    throw Error(ErrorKind::kState, std::string(exchange) + " of " + what + ": rank " +
-                                       std::to_string(group_.rank) +
-                                       "'s callback expected to return 0, got " +
-                                       std::to_string(code));
+    throw Error(ErrorKind::kState,
+                std::string(exchange) + " of " + what + ": rank " + std::to_string(group_.rank) +
+                    "'s callback expected to return 0, got " + std::to_string(code));
   }
 
   logitless_group group_;
@@ -280,9 +291,9 @@ logitless_status logitless_plan_call(logitless_context* context, const logitless
   return guarded([&] {
     const logitless_wanted& asked = given(wanted, "wanted");
     logitless_plan& result = given(plan, "plan");
-    const logitless::Plan made = logitless::plan_call(
-        given(context, "context").context, view(inputs), view(options),
-        {asked.entropy != 0, asked.input_grad != 0, asked.weight_grad != 0});
+    const logitless::Plan made =
+        logitless::plan_call(given(context, "context").context, view(inputs), view(options),
+                             {asked.entropy != 0, asked.input_grad != 0, asked.weight_grad != 0});
     result = {made.stash_columns, made.token_pitch, made.rows_bytes, made.stash_bytes,
               made.workspace_bytes()};
   });
@@ -290,14 +301,24 @@ logitless_status logitless_plan_call(logitless_context* context, const logitless
 
 logitless_status logitless_forward(logitless_context* context, const logitless_inputs* inputs,
                                    const logitless_options* options,
-                                   const logitless_outputs* outputs,
-                                   const logitless_saved* saved) {
+                                   const logitless_outputs* outputs, const logitless_saved* saved) {
+  struct Arguments {
+    logitless::Inputs inputs;
+    logitless::Options options;
+    logitless::Outputs outputs;
+    logitless::Saved saved;
+  };
   return guarded([&] {
-    const logitless_outputs& out = given(outputs, "outputs");
-    logitless::forward(
-        given(context, "context").context, view(inputs), view(options),
-        {view(out.nll, "nll"), view(out.lse, "lse"), view(out.entropy, "entropy")},
-        saved == nullptr ? logitless::Saved{} : view(*saved));
+    logitless::Context& callee = given(context, "context").context;
+    const Arguments arguments = logitless::translated(callee, "forward", [&]() -> Arguments {
+      const logitless_outputs& out = given(outputs, "outputs");
+      return {view(inputs),
+              view(options),
+              {view(out.nll, "nll"), view(out.lse, "lse"), view(out.entropy, "entropy")},
+              saved == nullptr ? logitless::Saved{} : view(*saved)};
+    });
+    logitless::forward(callee, arguments.inputs, arguments.options, arguments.outputs,
+                       arguments.saved);
   });
 }
 
@@ -305,14 +326,28 @@ logitless_status logitless_backward(logitless_context* context, const logitless_
                                     const logitless_options* options, const logitless_saved* saved,
                                     const logitless_upstream* upstream,
                                     const logitless_gradients* gradients) {
+  struct Arguments {
+    logitless::Inputs inputs;
+    logitless::Options options;
+    logitless::Saved saved;
+    logitless::Upstream upstream;
+    logitless::Gradients gradients;
+  };
   return guarded([&] {
-    const logitless_upstream& up = given(upstream, "upstream");
-    const logitless_gradients& out = given(gradients, "gradients");
-    logitless::backward(given(context, "context").context, view(inputs), view(options),
-                        view(given(saved, "saved")),
-                        {view(up.nll, "grad_nll"), view(up.entropy, "grad_entropy"),
-                         view(up.lse, "grad_lse")},
-                        {view(out.x, "dx"), view(out.weight, "dw"), out.accumulate_weight != 0});
+    logitless::Context& callee = given(context, "context").context;
+    const Arguments arguments = logitless::translated(callee, "backward", [&]() -> Arguments {
+      const logitless_upstream& up = given(upstream, "upstream");
+      const logitless_gradients& out = given(gradients, "gradients");
+      return {view(inputs),
+              view(options),
+              view(given(saved, "saved")),
+              {view(up.nll, "gradient of nll"), view(up.entropy, "gradient of entropy"),
+               view(up.lse, "gradient of lse")},
+              {view(out.x, "gradient of x"), view(out.weight, "gradient of weight"),
+               out.accumulate_weight != 0}};
+    });
+    logitless::backward(callee, arguments.inputs, arguments.options, arguments.saved,
+                        arguments.upstream, arguments.gradients);
   });
 }
 
@@ -326,14 +361,16 @@ logitless_status logitless_announce_failure(logitless_context* context, const ch
 
 logitless_status logitless_workspace_query(const logitless_context* context,
                                            const logitless_capacity* capacity, int64_t* bytes) {
-  return guarded([&] {
-    given(bytes, "bytes") = given(context, "context").context.query(view(capacity));
-  });
+  return guarded(
+      [&] { given(bytes, "bytes") = given(context, "context").context.query(view(capacity)); });
 }
 
 logitless_status logitless_workspace_configure(logitless_context* context,
                                                const logitless_capacity* capacity) {
-  return guarded([&] { given(context, "context").context.configure(view(capacity)); });
+  return guarded([&] {
+    logitless::Context& callee = given(context, "context").context;
+    callee.configure(logitless::translated(callee, "configure", [&] { return view(capacity); }));
+  });
 }
 
 logitless_status logitless_workspace_release(logitless_context* context) {

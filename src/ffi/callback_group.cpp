@@ -15,7 +15,8 @@ struct BorrowedMemory {
 };
 
 ffi::Tensor borrow(const void* data, int64_t bytes, const Device& device) {
-  const DLDevice dl_device = device.type == DeviceType::kCpu ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.index};
+  const DLDevice dl_device =
+      device.type == DeviceType::kCpu ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.index};
   return ffi::Tensor::FromNDAlloc(BorrowedMemory{const_cast<void*>(data)}, ffi::Shape({bytes}),
                                   DLDataType{kDLUInt, 8, 1}, dl_device);
 }
@@ -33,18 +34,24 @@ void translated(const Exchange& exchange) {
 
 CallbackGroup::CallbackGroup(int rank, int size, ffi::Function all_gather, ffi::Function all_to_all,
                              ffi::Optional<ffi::Function> abort)
-    : rank_(rank), size_(size), all_gather_(std::move(all_gather)), all_to_all_(std::move(all_to_all)),
+    : rank_(rank),
+      size_(size),
+      all_gather_(std::move(all_gather)),
+      all_to_all_(std::move(all_to_all)),
       abort_(std::move(abort)) {}
 
 void CallbackGroup::all_gather(const void* mine, void* all, int64_t bytes, const Device& device,
                                const char* what) {
-  translated([&] { all_gather_(borrow(mine, bytes, device), borrow(all, bytes * size_, device), ffi::String(what)); });
+  translated([&] {
+    all_gather_(borrow(mine, bytes, device), borrow(all, bytes * size_, device), ffi::String(what));
+  });
 }
 
 void CallbackGroup::all_to_all(const void* send, void* receive, int64_t bytes, const Device& device,
                                const char* what) {
   translated([&] {
-    all_to_all_(borrow(send, bytes * size_, device), borrow(receive, bytes * size_, device), ffi::String(what));
+    all_to_all_(borrow(send, bytes * size_, device), borrow(receive, bytes * size_, device),
+                ffi::String(what));
   });
 }
 

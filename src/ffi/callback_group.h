@@ -13,7 +13,8 @@ class CallbackGroup final : public Group {
                 ffi::Optional<ffi::Function> abort);
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void all_gather(const void* mine, void* all, int64_t bytes, const Device& device, const char* what) override;
+  void all_gather(const void* mine, void* all, int64_t bytes, const Device& device,
+                  const char* what) override;
   void all_to_all(const void* send, void* receive, int64_t bytes, const Device& device,
                   const char* what) override;
   void abort(const Error& reason) noexcept override;

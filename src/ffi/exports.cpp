@@ -35,12 +35,13 @@ MemoryPolicy policy_of(int64_t memory) {
   if (memory == -1) return MemoryPolicy::automatic();
   if (memory == -2) return MemoryPolicy::stash();
   if (memory == -3) return MemoryPolicy::recompute();
-  throw Error(ErrorKind::kValue, "memory: expected -1 (auto), -2 (stash), -3 (recompute) or bytes, got " +
-                                     std::to_string(memory));
+  throw Error(ErrorKind::kValue,
+              "memory: expected -1 (auto), -2 (stash), -3 (recompute) or bytes, got " +
+                  std::to_string(memory));
 }
 
-Options options_of(double temperature, int64_t ignore_index, int64_t vocab_start, int64_t vocab_size,
-                   bool sequence_parallel, bool assume_uniform) {
+Options options_of(double temperature, int64_t ignore_index, int64_t vocab_start,
+                   int64_t vocab_size, bool sequence_parallel, bool assume_uniform) {
   return {.temperature = static_cast<float>(temperature),
           .ignore_index = ignore_index,
           .vocab_start = vocab_start,
@@ -50,15 +51,17 @@ Options options_of(double temperature, int64_t ignore_index, int64_t vocab_start
           .memory = {}};
 }
 
-Inputs inputs_of(const ffi::TensorView& x, const ffi::TensorView& weight, const ffi::TensorView& target,
-                 const OptionalTensor& temperature) {
+Inputs inputs_of(const ffi::TensorView& x, const ffi::TensorView& weight,
+                 const ffi::TensorView& target, const OptionalTensor& temperature) {
   return {view_of("x", x), view_of("weight", weight), view_of("target", target),
           view_of("temperature", temperature)};
 }
 
 ffi::Tensor allocate(const std::vector<int64_t>& shape, DType dtype, const Device& device) {
-  const DLDevice dl_device = device.type == DeviceType::kCpu ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.index};
-  return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::Shape(shape), dl_dtype(dtype), dl_device);
+  const DLDevice dl_device =
+      device.type == DeviceType::kCpu ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.index};
+  return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::Shape(shape), dl_dtype(dtype),
+                                   dl_device);
 }
 
 // Runs `prepare` (which may fail on this rank alone) and tells the group where it does.
@@ -82,12 +85,16 @@ struct ForwardResults {
 
 ForwardResults allocate_forward(Context& context, const Inputs& inputs, const Options& options,
                                 bool return_entropy, bool keep_for_backward) {
-  const Wanted wanted{.entropy = return_entropy, .input_grad = keep_for_backward, .weight_grad = keep_for_backward};
+  const Wanted wanted{
+      .entropy = return_entropy, .input_grad = keep_for_backward, .weight_grad = keep_for_backward};
   const Plan plan = plan_call(context, inputs, options, wanted);
   const int64_t tokens = plan.problem.tokens;
   const Device device = inputs.x.device;
-  ForwardResults results{allocate({tokens}, DType::kFloat32, device), allocate({tokens}, DType::kFloat32, device),
-                         {}, {}, {}};
+  ForwardResults results{allocate({tokens}, DType::kFloat32, device),
+                         allocate({tokens}, DType::kFloat32, device),
+                         {},
+                         {},
+                         {}};
   if (return_entropy) results.entropy = allocate({tokens}, DType::kFloat32, device);
   if (keep_for_backward) {
     results.rows = allocate({6, tokens}, DType::kFloat32, device);
@@ -103,32 +110,38 @@ TensorView view_of_result(const Optional<ffi::Tensor>& tensor) {
 }
 
 // A stash without columns is no stash.
-TensorView stash_view(TensorView stash) { return stash.present() && stash.shape[0] == 0 ? TensorView{} : stash; }
+TensorView stash_view(TensorView stash) {
+  return stash.present() && stash.shape[0] == 0 ? TensorView{} : stash;
+}
 
 Array<Any> forward_export(ffi::TensorView x, ffi::TensorView weight, ffi::TensorView target,
-                          OptionalTensor temperature_per_token, double temperature, int64_t ignore_index,
-                          int64_t vocab_start, int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
-                          bool return_entropy, bool keep_for_backward, int64_t memory, int64_t context_number) {
+                          OptionalTensor temperature_per_token, double temperature,
+                          int64_t ignore_index, int64_t vocab_start, int64_t vocab_size,
+                          bool sequence_parallel, bool assume_uniform, bool return_entropy,
+                          bool keep_for_backward, int64_t memory, int64_t context_number) {
   return guarded([&] {
     const auto context = find_context(context_number);
     Inputs inputs;
-    Options options = options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel, assume_uniform);
+    Options options = options_of(temperature, ignore_index, vocab_start, vocab_size,
+                                 sequence_parallel, assume_uniform);
     const ForwardResults results = announced(*context, "forward", [&] {
       inputs = inputs_of(x, weight, target, temperature_per_token);
       options.memory = policy_of(memory);
       return allocate_forward(*context, inputs, options, return_entropy, keep_for_backward);
     });
-    forward(*context, inputs, options,
-            {view_of_result(results.nll), view_of_result(results.lse), view_of_result(results.entropy)},
-            {view_of_result(results.rows), stash_view(view_of_result(results.stash))});
+    forward(
+        *context, inputs, options,
+        {view_of_result(results.nll), view_of_result(results.lse), view_of_result(results.entropy)},
+        {view_of_result(results.rows), stash_view(view_of_result(results.stash))});
     return Array<Any>{results.nll, results.lse, results.entropy, results.rows, results.stash};
   });
 }
 
 void forward_into_export(ffi::TensorView x, ffi::TensorView weight, ffi::TensorView target,
-                         OptionalTensor temperature_per_token, double temperature, int64_t ignore_index,
-                         int64_t vocab_start, int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
-                         ffi::TensorView nll, ffi::TensorView lse, OptionalTensor entropy, OptionalTensor rows,
+                         OptionalTensor temperature_per_token, double temperature,
+                         int64_t ignore_index, int64_t vocab_start, int64_t vocab_size,
+                         bool sequence_parallel, bool assume_uniform, ffi::TensorView nll,
+                         ffi::TensorView lse, OptionalTensor entropy, OptionalTensor rows,
                          OptionalTensor stash, int64_t context_number) {
   guarded([&] {
     const auto context = find_context(context_number);
@@ -141,7 +154,8 @@ void forward_into_export(ffi::TensorView x, ffi::TensorView weight, ffi::TensorV
       saved = {view_of("rows", rows), stash_view(view_of("stash", stash))};
     });
     forward(*context, inputs,
-            options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel, assume_uniform),
+            options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel,
+                       assume_uniform),
             outputs, saved);
   });
 }
@@ -163,10 +177,11 @@ BackwardCall backward_call(const OptionalTensor& grad_nll, const OptionalTensor&
            view_of("gradient of lse", grad_lse)}};
 }
 
-Array<Any> backward_export(OptionalTensor grad_nll, OptionalTensor grad_entropy, OptionalTensor grad_lse,
-                           ffi::TensorView x, ffi::TensorView weight, ffi::TensorView target,
-                           OptionalTensor temperature_per_token, double temperature, int64_t ignore_index,
-                           int64_t vocab_start, int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
+Array<Any> backward_export(OptionalTensor grad_nll, OptionalTensor grad_entropy,
+                           OptionalTensor grad_lse, ffi::TensorView x, ffi::TensorView weight,
+                           ffi::TensorView target, OptionalTensor temperature_per_token,
+                           double temperature, int64_t ignore_index, int64_t vocab_start,
+                           int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
                            ffi::TensorView rows, OptionalTensor stash, bool want_input_grad,
                            bool want_weight_grad, int64_t context_number) {
   return guarded([&] {
@@ -175,48 +190,58 @@ Array<Any> backward_export(OptionalTensor grad_nll, OptionalTensor grad_entropy,
     Optional<ffi::Tensor> dx;
     Optional<ffi::Tensor> dw;
     announced(*context, "backward", [&] {
-      call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target, temperature_per_token, rows, stash);
+      call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target,
+                           temperature_per_token, rows, stash);
       const TensorView& like_x = call.inputs.x;
       const TensorView& like_w = call.inputs.weight;
-      if (want_input_grad) dx = allocate({like_x.shape[0], like_x.shape[1]}, like_x.dtype, like_x.device);
-      if (want_weight_grad) dw = allocate({like_w.shape[0], like_w.shape[1]}, like_w.dtype, like_w.device);
+      if (want_input_grad)
+        dx = allocate({like_x.shape[0], like_x.shape[1]}, like_x.dtype, like_x.device);
+      if (want_weight_grad)
+        dw = allocate({like_w.shape[0], like_w.shape[1]}, like_w.dtype, like_w.device);
     });
     backward(*context, call.inputs,
-             options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel, assume_uniform),
+             options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel,
+                        assume_uniform),
              call.saved, call.upstream, {view_of_result(dx), view_of_result(dw), false});
     return Array<Any>{dx, dw};
   });
 }
 
-void backward_into_export(OptionalTensor grad_nll, OptionalTensor grad_entropy, OptionalTensor grad_lse,
-                          ffi::TensorView x, ffi::TensorView weight, ffi::TensorView target,
-                          OptionalTensor temperature_per_token, double temperature, int64_t ignore_index,
-                          int64_t vocab_start, int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
-                          ffi::TensorView rows, OptionalTensor stash, OptionalTensor dx, OptionalTensor dw,
-                          bool accumulate_weight, int64_t context_number) {
+void backward_into_export(OptionalTensor grad_nll, OptionalTensor grad_entropy,
+                          OptionalTensor grad_lse, ffi::TensorView x, ffi::TensorView weight,
+                          ffi::TensorView target, OptionalTensor temperature_per_token,
+                          double temperature, int64_t ignore_index, int64_t vocab_start,
+                          int64_t vocab_size, bool sequence_parallel, bool assume_uniform,
+                          ffi::TensorView rows, OptionalTensor stash, OptionalTensor dx,
+                          OptionalTensor dw, bool accumulate_weight, int64_t context_number) {
   guarded([&] {
     const auto context = find_context(context_number);
     BackwardCall call;
     Gradients gradients;
     announced(*context, "backward", [&] {
-      call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target, temperature_per_token, rows, stash);
-      gradients = {view_of("gradient of x", dx), view_of("gradient of weight", dw), accumulate_weight};
+      call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target,
+                           temperature_per_token, rows, stash);
+      gradients = {view_of("gradient of x", dx), view_of("gradient of weight", dw),
+                   accumulate_weight};
     });
     backward(*context, call.inputs,
-             options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel, assume_uniform),
+             options_of(temperature, ignore_index, vocab_start, vocab_size, sequence_parallel,
+                        assume_uniform),
              call.saved, call.upstream, gradients);
   });
 }
 
-Array<Any> plan_export(int64_t tokens, int64_t hidden, int64_t vocab_rows, int64_t vocab_start, int64_t vocab_size,
-                       String dtype, int64_t ranks, bool entropy, bool input_grad, bool weight_grad, int64_t memory,
-                       int64_t threads) {
+Array<Any> plan_export(int64_t tokens, int64_t hidden, int64_t vocab_rows, int64_t vocab_start,
+                       int64_t vocab_size, String dtype, int64_t ranks, bool entropy,
+                       bool input_grad, bool weight_grad, int64_t memory, int64_t threads) {
   return guarded([&] {
     const Problem problem{.tokens = tokens,
                           .hidden = hidden,
                           .vocab_rows = vocab_rows,
                           .vocab_start = vocab_start < 0 ? 0 : vocab_start,
-                          .vocab_size = vocab_size < 0 ? (vocab_start < 0 ? 0 : vocab_start) + vocab_rows : vocab_size,
+                          .vocab_size = vocab_size < 0
+                                            ? (vocab_start < 0 ? 0 : vocab_start) + vocab_rows
+                                            : vocab_size,
                           .dtype = dtype_named(std::string(dtype)),
                           .ranks = static_cast<int32_t>(ranks)};
     const Plan plan = make_plan(problem, {entropy, input_grad, weight_grad}, policy_of(memory),
@@ -226,21 +251,23 @@ Array<Any> plan_export(int64_t tokens, int64_t hidden, int64_t vocab_rows, int64
   });
 }
 
-int64_t context_create_export(int64_t rank, int64_t size, Optional<Function> all_gather, Optional<Function> all_to_all,
-                              Optional<Function> abort, int64_t threads) {
+int64_t context_create_export(int64_t rank, int64_t size, Optional<Function> all_gather,
+                              Optional<Function> all_to_all, Optional<Function> abort,
+                              int64_t threads) {
   return guarded([&] {
     if (size < 1 || rank < 0 || rank >= size) {
-      throw Error(ErrorKind::kValue, "rank: expected 0 <= rank < size, got " + std::to_string(rank) + " of " +
-                                         std::to_string(size));
+      throw Error(ErrorKind::kValue, "rank: expected 0 <= rank < size, got " +
+                                         std::to_string(rank) + " of " + std::to_string(size));
     }
     if (size == 1) return register_context(single_rank(), static_cast<int>(threads));
     if (!all_gather.has_value() || !all_to_all.has_value()) {
-      throw Error(ErrorKind::kValue, "group: expected all_gather and all_to_all for " + std::to_string(size) +
-                                         " ranks, got none");
+      throw Error(ErrorKind::kValue, "group: expected all_gather and all_to_all for " +
+                                         std::to_string(size) + " ranks, got none");
     }
-    return register_context(std::make_shared<CallbackGroup>(static_cast<int>(rank), static_cast<int>(size),
-                                                            all_gather.value(), all_to_all.value(), abort),
-                            static_cast<int>(threads));
+    return register_context(
+        std::make_shared<CallbackGroup>(static_cast<int>(rank), static_cast<int>(size),
+                                        all_gather.value(), all_to_all.value(), abort),
+        static_cast<int>(threads));
   });
 }
 
@@ -250,12 +277,16 @@ Capacity capacity_of(int64_t tokens, int64_t hidden, int64_t vocab_rows, const S
   return {tokens, hidden, vocab_rows, dtype_named(std::string(dtype))};
 }
 
-int64_t query_export(int64_t context, int64_t tokens, int64_t hidden, int64_t vocab_rows, String dtype) {
-  return guarded([&] { return find_context(context)->query(capacity_of(tokens, hidden, vocab_rows, dtype)); });
+int64_t query_export(int64_t context, int64_t tokens, int64_t hidden, int64_t vocab_rows,
+                     String dtype) {
+  return guarded(
+      [&] { return find_context(context)->query(capacity_of(tokens, hidden, vocab_rows, dtype)); });
 }
 
-void configure_export(int64_t context, int64_t tokens, int64_t hidden, int64_t vocab_rows, String dtype) {
-  guarded([&] { find_context(context)->configure(capacity_of(tokens, hidden, vocab_rows, dtype)); });
+void configure_export(int64_t context, int64_t tokens, int64_t hidden, int64_t vocab_rows,
+                      String dtype) {
+  guarded(
+      [&] { find_context(context)->configure(capacity_of(tokens, hidden, vocab_rows, dtype)); });
 }
 
 void release_export(int64_t context) {
@@ -270,10 +301,11 @@ void announce_failure_export(int64_t context, String phase, String kind, String 
 }
 
 // The header exchange alone, for a backend that lives in the framework.
-Array<Any> agree_export(int64_t context_number, String phase, int64_t tokens, int64_t x_tokens, int64_t hidden,
-                        int64_t vocab_rows, int64_t vocab_start, int64_t vocab_size, String dtype, bool entropy,
-                        bool per_token_temperature, double temperature, int64_t ignore_index,
-                        bool sequence_parallel, int64_t fingerprint, bool want_input_grad) {
+Array<Any> agree_export(int64_t context_number, String phase, int64_t tokens, int64_t x_tokens,
+                        int64_t hidden, int64_t vocab_rows, int64_t vocab_start, int64_t vocab_size,
+                        String dtype, bool entropy, bool per_token_temperature, double temperature,
+                        int64_t ignore_index, bool sequence_parallel, int64_t fingerprint,
+                        bool want_input_grad) {
   return guarded([&] {
     const auto context = find_context(context_number);
     const std::lock_guard lock(context->state().mutex);
@@ -304,8 +336,12 @@ Array<Any> agree_export(int64_t context_number, String phase, int64_t tokens, in
     }
     for (const int64_t offset : agreement.token_offsets) offsets.push_back(offset);
     const auto rank = static_cast<size_t>(context->state().group->rank());
-    return Array<Any>{agreement.shards[rank].start, agreement.vocab_size, agreement.any_wants_input_grad,
-                      starts, rows, offsets};
+    return Array<Any>{agreement.shards[rank].start,
+                      agreement.vocab_size,
+                      agreement.any_wants_input_grad,
+                      starts,
+                      rows,
+                      offsets};
   });
 }
 
@@ -327,7 +363,8 @@ String last_backend_export() { return String(last_backend()); }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_linear_scaled_cross_entropy_forward, forward_export);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_linear_scaled_cross_entropy_forward_into, forward_into_export);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_linear_scaled_cross_entropy_backward, backward_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_linear_scaled_cross_entropy_backward_into, backward_into_export);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_linear_scaled_cross_entropy_backward_into,
+                              backward_into_export);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan_export);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(context_create, context_create_export);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(context_destroy, context_destroy_export);

@@ -34,8 +34,9 @@ std::shared_ptr<Context> find_context(int64_t number) {
   const std::lock_guard lock(registry().mutex);
   const auto found = registry().contexts.find(number);
   if (found == registry().contexts.end()) {
-    throw Error(ErrorKind::kState, "context: expected one that was created and not destroyed, got " +
-                                       std::to_string(number));
+    throw Error(
+        ErrorKind::kState,
+        "context: expected one that was created and not destroyed, got " + std::to_string(number));
   }
   return found->second;
 }

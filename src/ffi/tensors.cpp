@@ -13,9 +13,11 @@ DType dtype_of_dl(const char* name, const DLDataType& dtype) {
     if (dtype.code == kDLInt && dtype.bits == 64) return DType::kInt64;
   }
   static constexpr const char* kCodes[] = {"int", "uint", "float", "handle", "bfloat"};
-  const std::string code = dtype.code < 5 ? kCodes[dtype.code] : "type " + std::to_string(dtype.code) + " of bits ";
-  throw Error(ErrorKind::kType, std::string(name) + ": expected float32, bfloat16, int32 or int64, got " +
-                                    code + std::to_string(dtype.bits));
+  const std::string code =
+      dtype.code < 5 ? kCodes[dtype.code] : "type " + std::to_string(dtype.code) + " of bits ";
+  throw Error(ErrorKind::kType, std::string(name) +
+                                    ": expected float32, bfloat16, int32 or int64, got " + code +
+                                    std::to_string(dtype.bits));
 }
 
 }  // namespace
@@ -25,7 +27,8 @@ TensorView view_of(const char* name, const ffi::TensorView& tensor) {
   view.dtype = dtype_of_dl(name, tensor.dtype());
   const DLDevice device = tensor.device();
   if (device.device_type != kDLCPU && device.device_type != kDLCUDA) {
-    throw Error(ErrorKind::kType, std::string(name) + ": expected a CPU or CUDA tensor, got DLPack device type " +
+    throw Error(ErrorKind::kType, std::string(name) +
+                                      ": expected a CPU or CUDA tensor, got DLPack device type " +
                                       std::to_string(static_cast<int>(device.device_type)));
   }
   view.device = {device.device_type == kDLCPU ? DeviceType::kCpu : DeviceType::kCuda,
@@ -86,7 +89,8 @@ const char* exception_of(ErrorKind kind) {
 }
 
 ErrorKind kind_of(const std::string& exception) {
-  for (const ErrorKind kind : {ErrorKind::kValue, ErrorKind::kType, ErrorKind::kMemory, ErrorKind::kTimeout}) {
+  for (const ErrorKind kind :
+       {ErrorKind::kValue, ErrorKind::kType, ErrorKind::kMemory, ErrorKind::kTimeout}) {
     if (exception == exception_of(kind)) return kind;
   }
   return ErrorKind::kState;

@@ -2,9 +2,9 @@
 // Between DLPack's tensors and errors and ours.
 #pragma once
 
-#include <string>
-
 #include <tvm/ffi/tvm_ffi.h>
+
+#include <string>
 
 #include "logitless/error.h"
 #include "logitless/tensor.h"

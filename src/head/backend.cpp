@@ -14,7 +14,8 @@ const Backend& backend_for(const Device& device) {
   throw Error(ErrorKind::kUnavailable, "device: this build has kernels for the CPU only");
 #else
   (void)device;
-  throw Error(ErrorKind::kUnavailable, "device: this build has no CPU backend (oneDNN was not found)");
+  throw Error(ErrorKind::kUnavailable,
+              "device: this build has no CPU backend (oneDNN was not found)");
 #endif
 }
 

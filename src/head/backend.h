@@ -31,9 +31,9 @@ struct LocalStatistics {
 
 // dX: either the finished gradient (one rank) or this rank's fp32 part.
 struct LocalGradients {
-  TensorView x;           // absent, or [M, H] of x's dtype: the finished dX
-  bool x_part = false;    // leave this rank's part of dX in the region kInputGradSum, [M, H] float32
-  TensorView weight;      // absent, or [V_r, H]
+  TensorView x;         // absent, or [M, H] of x's dtype: the finished dX
+  bool x_part = false;  // leave this rank's part of dX in the region kInputGradSum, [M, H] float32
+  TensorView weight;    // absent, or [V_r, H]
   bool accumulate_weight = false;
 };
 

@@ -16,8 +16,8 @@ int64_t upstream_bits(const Upstream& upstream) {
 }
 
 // An entropy gradient needs the logits again: every column is recomputed.
-int64_t usable_stash_columns(const Saved& saved, const Upstream& upstream) {
-  return saved.stash.present() && !upstream.entropy.present() ? saved.stash.shape[0] : 0;
+TensorView usable_stash(const Problem& problem, const Saved& saved, const Upstream& upstream) {
+  return upstream.entropy.present() ? TensorView{} : live_stash(problem, saved.stash);
 }
 
 }  // namespace
@@ -29,12 +29,15 @@ void backward(Context& context, const Inputs& inputs, const Options& options, co
   const std::lock_guard lock(state.mutex);
   const bool many = group.size() > 1;
   const auto plan_for = [&](const Inputs& in, const Agreement* agreement) {
-    const bool input_grad = agreement == nullptr ? many || gradients.x.present() : agreement->any_wants_input_grad;
+    const bool input_grad =
+        agreement == nullptr ? many || gradients.x.present() : agreement->any_wants_input_grad;
     const Wanted wanted{.entropy = upstream.entropy.present(),
                         .input_grad = input_grad,
                         .weight_grad = gradients.weight.present()};
-    return make_backward_plan(problem_of(group, in, options, agreement), wanted,
-                              usable_stash_columns(saved, upstream), state.machine(in.x.device));
+    const Problem problem = problem_of(group, in, options, agreement);
+    const TensorView stash = usable_stash(problem, saved, upstream);
+    return make_backward_plan(problem, wanted, stash.present() ? stash.shape[0] : 0,
+                              state.machine(in.x.device));
   };
 
   Inputs in;
@@ -51,15 +54,15 @@ void backward(Context& context, const Inputs& inputs, const Options& options, co
 
   state.run([&] {
     const Plan plan = plan_for(in, &agreement);
-    check_stash_columns(plan.problem, saved.stash);
     state.make_room(plan);
     const Arena arena(state.workspace.data(), plan.backward);
-    const TensorView x = options.sequence_parallel && many ? gather_tokens(group, agreement, arena, in.x) : in.x;
+    const TensorView x =
+        options.sequence_parallel && many ? gather_tokens(group, agreement, arena, in.x) : in.x;
     const Backend& backend = backend_for(in.x.device);
     const bool exchange = many && agreement.any_wants_input_grad;
     backend.gradients({plan, arena, x, in.weight, in.target, in.temperature, options.temperature,
                        options.ignore_index},
-                      saved, upstream,
+                      {saved.rows, usable_stash(plan.problem, saved, upstream)}, upstream,
                       {.x = many ? TensorView{} : gradients.x,
                        .x_part = exchange,
                        .weight = gradients.weight,

@@ -14,14 +14,16 @@ namespace logitless {
 namespace {
 
 std::string describe(const Capacity& capacity) {
-  return std::to_string(capacity.tokens) + " tokens x " + std::to_string(capacity.hidden) + " hidden x " +
-         std::to_string(capacity.vocab_rows) + " vocabulary rows of " + to_string(capacity.dtype);
+  return std::to_string(capacity.tokens) + " tokens x " + std::to_string(capacity.hidden) +
+         " hidden x " + std::to_string(capacity.vocab_rows) + " vocabulary rows of " +
+         to_string(capacity.dtype);
 }
 
 void check_capacity(const Capacity& capacity) {
   if (capacity.tokens >= 0 && capacity.hidden >= 1 && capacity.vocab_rows >= 1) return;
-  throw Error(ErrorKind::kValue,
-              "capacity: expected tokens >= 0, hidden >= 1 and vocab_rows >= 1, got " + describe(capacity));
+  throw Error(
+      ErrorKind::kValue,
+      "capacity: expected tokens >= 0, hidden >= 1 and vocab_rows >= 1, got " + describe(capacity));
 }
 
 Header header_of(const Capacity& capacity) {
@@ -63,7 +65,9 @@ ContextState::ContextState(std::shared_ptr<Group> members, int wanted_threads)
   }
 }
 
-Machine ContextState::machine(const Device& device) const { return backend_for(device).machine(threads); }
+Machine ContextState::machine(const Device& device) const {
+  return backend_for(device).machine(threads);
+}
 
 int64_t ContextState::capacity_bytes(const Capacity& capacity) const {
   Problem problem{.tokens = capacity.tokens,
@@ -84,9 +88,10 @@ void ContextState::make_room(const Plan& plan) {
     const bool fits = call.tokens <= configured->tokens && call.hidden <= configured->hidden &&
                       call.vocab_rows <= configured->vocab_rows && call.dtype == configured->dtype;
     if (!fits || bytes > workspace.bytes()) {
-      throw Error(ErrorKind::kState, "workspace: configured for at most " + describe(*configured) + " (" +
-                                         std::to_string(workspace.bytes()) + " bytes), got a call with " +
-                                         describe(call) + " (" + std::to_string(bytes) + " bytes)");
+      throw Error(ErrorKind::kState, "workspace: configured for at most " + describe(*configured) +
+                                         " (" + std::to_string(workspace.bytes()) +
+                                         " bytes), got a call with " + describe(call) + " (" +
+                                         std::to_string(bytes) + " bytes)");
     }
   }
   workspace.reserve(bytes);
@@ -104,14 +109,16 @@ Agreement ContextState::agree(const char* phase, bool assume_uniform,
   } catch (const Error& failure) {
     try {
       announce(*group, phase, failure);
-    } catch (const Error&) {  // the peers did not come to hear it; the first error is the one to report
+    } catch (
+        const Error&) {  // the peers did not come to hear it; the first error is the one to report
     }
     throw;
   }
   set_text(mine.phase, phase);
   if (assume_uniform && known_ && known_header_->vocab_rows == mine.vocab_rows &&
-      known_header_->vocab_start == mine.vocab_start && known_header_->vocab_size == mine.vocab_size &&
-      known_header_->tokens == mine.tokens && known_header_->x_tokens == mine.x_tokens &&
+      known_header_->vocab_start == mine.vocab_start &&
+      known_header_->vocab_size == mine.vocab_size && known_header_->tokens == mine.tokens &&
+      known_header_->x_tokens == mine.x_tokens &&
       known_header_->sequence_parallel == mine.sequence_parallel) {
     Agreement agreement = *known_;
     agreement.any_wants_input_grad = mine.wants_input_grad != 0;

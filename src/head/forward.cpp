@@ -42,7 +42,8 @@ Problem problem_of(const Group& group, const Inputs& inputs, const Options& opti
   return problem;
 }
 
-Plan plan_call(Context& context, const Inputs& inputs, const Options& options, const Wanted& wanted) {
+Plan plan_call(Context& context, const Inputs& inputs, const Options& options,
+               const Wanted& wanted) {
   ContextState& state = context.state();
   const Inputs in = checked(inputs, options);
   Problem problem = problem_of(*state.group, in, options, nullptr);
@@ -79,7 +80,7 @@ void forward(Context& context, const Inputs& inputs, const Options& options, con
 
   state.run([&] {
     const Plan plan = plan_for(in, &agreement);
-    check_stash_columns(plan.problem, saved.stash);
+    const TensorView stash = live_stash(plan.problem, saved.stash);
     state.make_room(plan);
     const Arena arena(state.workspace.data(), plan.forward);
     const bool gather = options.sequence_parallel && group.size() > 1;
@@ -90,14 +91,15 @@ void forward(Context& context, const Inputs& inputs, const Options& options, con
     const LocalStatistics local{mine, mine + tokens, mine + 2 * tokens, mine + 3 * tokens};
     backend.statistics({plan, arena, x, in.weight, in.target, in.temperature, options.temperature,
                         options.ignore_index},
-                       local, saved.stash);
+                       local, stash);
     if (!wanted.entropy) {  // a moment that was not computed must not look like one
       std::fill_n(local.moment, tokens, std::numeric_limits<float>::quiet_NaN());
     }
     float* all = mine;
     if (group.size() > 1) {
       all = mine + 4 * tokens;
-      group.all_gather(mine, all, 4 * tokens * static_cast<int64_t>(sizeof(float)), in.x.device, "statistics");
+      group.all_gather(mine, all, 4 * tokens * static_cast<int64_t>(sizeof(float)), in.x.device,
+                       "statistics");
     }
     merge(agreement, group.rank(), in.target, options.ignore_index, all, outputs, saved.rows);
     set_last_backend(backend.name());

@@ -78,7 +78,8 @@ void merge(const Agreement& agreement, int rank, const TensorView& target, int64
   const int ranks = static_cast<int>(agreement.shards.size());
   std::vector<TokenStatistics> token_statistics(static_cast<size_t>(ranks));
   const auto put = [](const TensorView& to, int64_t token, double value) {
-    if (to.present()) static_cast<float*>(to.data)[token * to.strides[0]] = static_cast<float>(value);
+    if (to.present())
+      static_cast<float*>(to.data)[token * to.strides[0]] = static_cast<float>(value);
   };
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t id = integer_at(target, token);
@@ -87,7 +88,8 @@ void merge(const Agreement& agreement, int rank, const TensorView& target, int64
     if (id != ignore_index) {
       for (int r = 0; r < ranks; ++r) {
         const float* part = statistics + r * 4 * tokens + token;
-        token_statistics[static_cast<size_t>(r)] = {part[0], part[tokens], part[2 * tokens], part[3 * tokens]};
+        token_statistics[static_cast<size_t>(r)] = {part[0], part[tokens], part[2 * tokens],
+                                                    part[3 * tokens]};
       }
       anchor = token_statistics[static_cast<size_t>(rank)].anchor;
       merged = merge_token(token_statistics.data(), ranks, agreement.owner_of(id));

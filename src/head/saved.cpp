@@ -8,7 +8,8 @@ SavedBuffers::SavedBuffers(const Plan& plan)
   if (!plan.wanted.backward()) return;
   view_.rows = matrix_view(rows_.data(), DType::kFloat32, 6, plan.problem.tokens);
   if (plan.stash_columns > 0) {
-    view_.stash = matrix_view(stash_.data(), plan.problem.dtype, plan.stash_columns, plan.token_pitch);
+    view_.stash =
+        matrix_view(stash_.data(), plan.problem.dtype, plan.stash_columns, plan.token_pitch);
   }
 }
 

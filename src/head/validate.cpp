@@ -36,15 +36,17 @@ void require_ndim(const char* name, const TensorView& tensor, int ndim) {
 void require_shape(const char* name, const TensorView& tensor, int64_t rows, int64_t columns) {
   require_ndim(name, tensor, columns < 0 ? 1 : 2);
   if (tensor.shape[0] == rows && (columns < 0 || tensor.shape[1] == columns)) return;
-  const std::string wanted = columns < 0 ? "[" + std::to_string(rows) + "]"
-                                         : "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
-  fail(ErrorKind::kValue, std::string(name) + ": expected shape " + wanted + ", got " + shape_of(tensor));
+  const std::string wanted =
+      columns < 0 ? "[" + std::to_string(rows) + "]"
+                  : "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
+  fail(ErrorKind::kValue,
+       std::string(name) + ": expected shape " + wanted + ", got " + shape_of(tensor));
 }
 
 void require_dtype(const char* name, const TensorView& tensor, DType dtype) {
   if (tensor.dtype == dtype) return;
-  fail(ErrorKind::kType, std::string(name) + ": expected " + to_string(dtype) + ", got " +
-                             to_string(tensor.dtype));
+  fail(ErrorKind::kType,
+       std::string(name) + ": expected " + to_string(dtype) + ", got " + to_string(tensor.dtype));
 }
 
 void require_device(const char* name, const TensorView& tensor, const Device& device) {
@@ -64,11 +66,13 @@ TensorView natural(TensorView tensor) {
 }
 
 bool good_temperature(double tau) {
-  return std::isfinite(tau) && tau > 0.0 && std::isfinite(static_cast<float>(std::numbers::log2e / tau));
+  return std::isfinite(tau) && tau > 0.0 &&
+         std::isfinite(static_cast<float>(std::numbers::log2e / tau));
 }
 
 void check_temperature(const Inputs& inputs, const Options& options, int64_t tokens) {
-  const char* wanted = "temperature: expected a positive number with finite log2(e)/temperature, got ";
+  const char* wanted =
+      "temperature: expected a positive number with finite log2(e)/temperature, got ";
   if (!inputs.temperature.present()) {
     if (!good_temperature(options.temperature)) {
       fail(ErrorKind::kValue, wanted + std::to_string(options.temperature));
@@ -81,14 +85,16 @@ void check_temperature(const Inputs& inputs, const Options& options, int64_t tok
   for (int64_t token = 0; token < tokens; ++token) {
     const float value = tau[token * inputs.temperature.strides[0]];
     if (good_temperature(value)) continue;
-    fail(ErrorKind::kValue, wanted + std::to_string(value) + " at position " + std::to_string(token));
+    fail(ErrorKind::kValue,
+         wanted + std::to_string(value) + " at position " + std::to_string(token));
   }
 }
 
 void check_x(const TensorView& x) {
   require_ndim("x", x, 2);
   if (x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat32) {
-    fail(ErrorKind::kType, std::string("x: expected bfloat16 or float32, got ") + to_string(x.dtype));
+    fail(ErrorKind::kType,
+         std::string("x: expected bfloat16 or float32, got ") + to_string(x.dtype));
   }
   if (x.shape[1] < 1) fail(ErrorKind::kValue, "hidden: expected x.shape[1] >= 1, got 0");
 }
@@ -98,18 +104,22 @@ void check_weight(const TensorView& x, const TensorView& weight) {
   require_dtype("weight", weight, x.dtype);
   if (weight.shape[1] != x.shape[1]) {
     fail(ErrorKind::kValue, "hidden: expected weight.shape[1] == x.shape[1], got " +
-                                std::to_string(weight.shape[1]) + " and " + std::to_string(x.shape[1]));
+                                std::to_string(weight.shape[1]) + " and " +
+                                std::to_string(x.shape[1]));
   }
-  if (weight.shape[0] < 1 || weight.shape[0] > std::numeric_limits<int32_t>::max() - cpu::kTileVocab) {
-    fail(ErrorKind::kValue, "weight: expected 1 to 2^31 - 513 vocabulary rows, got " +
-                                std::to_string(weight.shape[0]) +
-                                (weight.shape[0] == 0 ? " (a sharded parameter that was not gathered?)" : ""));
+  if (weight.shape[0] < 1 ||
+      weight.shape[0] > std::numeric_limits<int32_t>::max() - cpu::kTileVocab) {
+    fail(ErrorKind::kValue,
+         "weight: expected 1 to 2^31 - 513 vocabulary rows, got " +
+             std::to_string(weight.shape[0]) +
+             (weight.shape[0] == 0 ? " (a sharded parameter that was not gathered?)" : ""));
   }
   const bool rows = weight.strides[1] == 1 && weight.strides[0] >= weight.shape[1];
   const bool columns = weight.strides[0] == 1 && weight.strides[1] >= weight.shape[0];
   if (!rows && !columns) {
     fail(ErrorKind::kValue,
-         "weight: expected a stride of 1 in one dimension and rows that do not overlap, got strides " +
+         "weight: expected a stride of 1 in one dimension and rows that do not overlap, got "
+         "strides " +
              strides_of(weight) + " for shape " + shape_of(weight));
   }
 }
@@ -117,11 +127,13 @@ void check_weight(const TensorView& x, const TensorView& weight) {
 void check_target(const Inputs& inputs, const Options& options) {
   const TensorView& target = inputs.target;
   if (target.dtype != DType::kInt64 && target.dtype != DType::kInt32) {
-    fail(ErrorKind::kType, std::string("target: expected int64 or int32, got ") + to_string(target.dtype));
+    fail(ErrorKind::kType,
+         std::string("target: expected int64 or int32, got ") + to_string(target.dtype));
   }
   require_ndim("target", target, 1);
   if (target.shape[0] > std::numeric_limits<int32_t>::max() - cpu::kTileTokens) {
-    fail(ErrorKind::kValue, "tokens: expected at most 2^31 - 65, got " + std::to_string(target.shape[0]));
+    fail(ErrorKind::kValue,
+         "tokens: expected at most 2^31 - 65, got " + std::to_string(target.shape[0]));
   }
   if (!options.sequence_parallel && inputs.x.shape[0] != target.shape[0]) {
     fail(ErrorKind::kValue, "tokens: expected x.shape[0] == target.shape[0], got " +
@@ -143,10 +155,12 @@ Inputs checked(const Inputs& inputs, const Options& options) {
   check_target(inputs, options);
   check_temperature(inputs, options, inputs.target.shape[0]);
   if (options.vocab_size == 0 || options.vocab_size < -1) {
-    fail(ErrorKind::kValue, "vocab_size: expected at least 1, got " + std::to_string(options.vocab_size));
+    fail(ErrorKind::kValue,
+         "vocab_size: expected at least 1, got " + std::to_string(options.vocab_size));
   }
   if (options.vocab_start < -1) {
-    fail(ErrorKind::kValue, "vocab_start: expected at least 0, got " + std::to_string(options.vocab_start));
+    fail(ErrorKind::kValue,
+         "vocab_start: expected at least 0, got " + std::to_string(options.vocab_start));
   }
   return natural_inputs;
 }
@@ -166,33 +180,40 @@ void check_outputs(const Inputs& inputs, const Outputs& outputs) {
 void check_saved(const Inputs& inputs, const Saved& saved) {
   const int64_t tokens = inputs.target.shape[0];
   if (!saved.rows.present()) {
-    if (saved.stash.present()) fail(ErrorKind::kValue, "rows: expected them beside a stash, got nothing");
+    if (saved.stash.present())
+      fail(ErrorKind::kValue, "rows: expected them beside a stash, got nothing");
     return;
   }
   require_dtype("rows", saved.rows, DType::kFloat32);
   require_shape("rows", saved.rows, 6, tokens);
   require_device("rows", saved.rows, inputs.x.device);
   if (tokens > 0 && saved.rows.strides[1] != 1 && tokens > 1) {
-    fail(ErrorKind::kValue, "rows: expected a stride of 1 between tokens, got strides " +
-                                strides_of(saved.rows));
+    fail(ErrorKind::kValue,
+         "rows: expected a stride of 1 between tokens, got strides " + strides_of(saved.rows));
   }
   if (!saved.stash.present()) return;
   require_dtype("stash", saved.stash, inputs.x.dtype);
   require_device("stash", saved.stash, inputs.x.device);
   const int64_t pitch = round_up(tokens, cpu::kTokenPitch);
   require_shape("stash", saved.stash, saved.stash.shape[0], pitch);
-  if (pitch > 0 && (saved.stash.strides[1] != 1 || (saved.stash.strides[0] != pitch && saved.stash.shape[0] > 1))) {
+  if (pitch > 0 && (saved.stash.strides[1] != 1 ||
+                    (saved.stash.strides[0] != pitch && saved.stash.shape[0] > 1))) {
     fail(ErrorKind::kValue, "stash: expected contiguous rows of " + std::to_string(pitch) +
                                 ", got strides " + strides_of(saved.stash));
   }
 }
 
-void check_stash_columns(const Problem& problem, const TensorView& stash) {
-  const int64_t columns = stash.present() ? stash.shape[0] : 0;
+TensorView live_stash(const Problem& problem, const TensorView& stash) {
+  if (!stash.present()) return stash;
   const int64_t live = problem.live_rows();
-  if (columns == live || (columns < live && columns % cpu::kTileVocab == 0)) return;
-  fail(ErrorKind::kValue, "stash: expected " + std::to_string(live) + " columns or fewer in multiples of " +
-                                     std::to_string(cpu::kTileVocab) + ", got " + std::to_string(columns));
+  if (stash.shape[0] < live && stash.shape[0] % cpu::kTileVocab != 0) {
+    fail(ErrorKind::kValue, "stash: expected at least " + std::to_string(live) +
+                                " columns or a multiple of " + std::to_string(cpu::kTileVocab) +
+                                ", got " + std::to_string(stash.shape[0]));
+  }
+  TensorView part = stash;
+  part.shape[0] = std::min(stash.shape[0], live);
+  return part.shape[0] == 0 ? TensorView{} : part;
 }
 
 void check_backward(const Inputs& inputs, const Saved& saved, const Upstream& upstream,
@@ -220,7 +241,8 @@ void check_backward(const Inputs& inputs, const Saved& saved, const Upstream& up
     if (gradients.weight.dtype != DType::kFloat32) {
       require_dtype("gradient of weight", gradients.weight, inputs.weight.dtype);
     }
-    require_shape("gradient of weight", gradients.weight, inputs.weight.shape[0], inputs.weight.shape[1]);
+    require_shape("gradient of weight", gradients.weight, inputs.weight.shape[0],
+                  inputs.weight.shape[1]);
     require_device("gradient of weight", gradients.weight, inputs.x.device);
   }
   if (!upstream.entropy.present() || tokens == 0) return;
@@ -228,7 +250,8 @@ void check_backward(const Inputs& inputs, const Saved& saved, const Upstream& up
   for (int64_t token = 0; token < tokens; ++token) {
     if (!std::isnan(moments[token])) return;
   }
-  fail(ErrorKind::kState, "gradient of entropy: expected a forward that returned the entropy, got one without");
+  fail(ErrorKind::kState,
+       "gradient of entropy: expected a forward that returned the entropy, got one without");
 }
 
 Header header_of(const Inputs& inputs, const Options& options, int ranks) {
@@ -242,7 +265,8 @@ Header header_of(const Inputs& inputs, const Options& options, int ranks) {
   set_text(header.dtype, to_string(inputs.x.dtype));
   header.ignore_index = options.ignore_index;
   header.per_token_temperature = inputs.temperature.present() ? 1 : 0;
-  header.temperature = inputs.temperature.present() ? 1.0 : static_cast<double>(options.temperature);
+  header.temperature =
+      inputs.temperature.present() ? 1.0 : static_cast<double>(options.temperature);
   header.sequence_parallel = options.sequence_parallel ? 1 : 0;
   const bool placed = options.vocab_start >= 0 || options.vocab_size >= 0;
   if (ranks > 1 && !placed) header.fingerprint = fingerprint_of(inputs.weight);
@@ -260,8 +284,9 @@ Header header_of(const Inputs& inputs, const Options& options, int ranks) {
 void check_targets(const Agreement& agreement, const Inputs& inputs, const Options& options) {
   if (agreement.least_target > agreement.most_target) return;
   if (agreement.least_target >= 0 && agreement.most_target < agreement.vocab_size) return;
-  const std::string wanted = "target: expected ignore_index (" + std::to_string(options.ignore_index) +
-                             ") or an id in [0, " + std::to_string(agreement.vocab_size) + "), got ";
+  const std::string wanted = "target: expected ignore_index (" +
+                             std::to_string(options.ignore_index) + ") or an id in [0, " +
+                             std::to_string(agreement.vocab_size) + "), got ";
   for (int64_t token = 0; token < inputs.target.shape[0]; ++token) {
     const int64_t id = integer_at(inputs.target, token);
     if (id == options.ignore_index || (id >= 0 && id < agreement.vocab_size)) continue;

@@ -12,8 +12,8 @@ Inputs checked(const Inputs& inputs, const Options& options);
 
 void check_outputs(const Inputs& inputs, const Outputs& outputs);
 void check_saved(const Inputs& inputs, const Saved& saved);
-// Whole, or a whole number of tiles.
-void check_stash_columns(const Problem& problem, const TensorView& stash);
+// The part of a stash that holds vocabulary: all of it, or a whole number of tiles.
+TensorView live_stash(const Problem& problem, const TensorView& stash);
 void check_backward(const Inputs& inputs, const Saved& saved, const Upstream& upstream,
                     const Gradients& gradients);
 

@@ -66,7 +66,8 @@ Layout backward_regions(const Problem& problem, const Wanted& wanted, bool stash
   const Sizes s = sizes_of(problem, machine);
   const bool slices = slice_columns > 0;
   Layout layout;
-  add(layout, region::kRows, s.padded_tokens * static_cast<int64_t>(sizeof(float)) * kBackwardRowArrays);
+  add(layout, region::kRows,
+      s.padded_tokens * static_cast<int64_t>(sizeof(float)) * kBackwardRowArrays);
   add_gathered_tokens(layout, problem, s);
   if (slices) {
     add_projection(layout, s);
@@ -90,7 +91,8 @@ Layout backward_regions(const Problem& problem, const Wanted& wanted, bool stash
           s.workers * kInputGradTokens * std::min(s.hidden, kGradHidden) * kFloat);
     }
     if (slices || problem.ranks > 1) {
-      const int64_t rows = problem.ranks > 1 ? std::max(s.tokens, problem.ranks * s.block) : s.tokens;
+      const int64_t rows =
+          problem.ranks > 1 ? std::max(s.tokens, problem.ranks * s.block) : s.tokens;
       add(layout, region::kInputGradSum, rows * s.hidden * kFloat);
     }
     if (problem.ranks > 1) {
@@ -115,7 +117,8 @@ int64_t token_block(const Problem& problem) {
 Layout forward_layout(const Problem& problem, const Wanted& wanted, const Machine& machine) {
   const Sizes s = sizes_of(problem, machine);
   Layout layout;
-  add(layout, region::kRows, s.padded_tokens * static_cast<int64_t>(sizeof(float)) * kForwardRowArrays);
+  add(layout, region::kRows,
+      s.padded_tokens * static_cast<int64_t>(sizeof(float)) * kForwardRowArrays);
   add_gathered_tokens(layout, problem, s);
   add_projection(layout, s);
   if (s.widen) add(layout, region::kWidened, s.workers * projection_operands(s) * kFloat);

@@ -8,10 +8,10 @@ namespace logitless::cpu {
 
 // What a projection tile needs of its tokens.
 struct ProjectionRows {
-  float* scale;      // log2(e)/τ
-  float* anchor;     // k
-  int32_t* target;   // column of the target in this shard, −1 where another rank owns it
-  int32_t* live;     // −1 (all bits) where the token counts, 0 where it is ignored or padding
+  float* scale;     // log2(e)/τ
+  float* anchor;    // k
+  int32_t* target;  // column of the target in this shard, −1 where another rank owns it
+  int32_t* live;    // −1 (all bits) where the token counts, 0 where it is ignored or padding
 };
 
 // What the gradients need in addition: dz_v = p_scale·E_v·(slope0 + slope1·(u_v − k)), dz_y = target_term.

@@ -24,7 +24,8 @@ inline constexpr int64_t kGroupVocab = 64;
 static_assert(kTileVocab % kGroupVocab == 0, "a group never straddles two tiles");
 // The anchor is taken over the first columns of the shard, whatever the tile.
 inline constexpr int64_t kAnchorVocab = 128;
-static_assert(kAnchorVocab <= kTileVocab, "the first tile holds every column that the anchor needs");
+static_assert(kAnchorVocab <= kTileVocab,
+              "the first tile holds every column that the anchor needs");
 
 // The stash is [vocab][token_pitch]; a row of it is a whole number of vectors.
 inline constexpr int64_t kTokenPitch = 16;

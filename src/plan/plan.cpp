@@ -22,7 +22,9 @@ int64_t column_bytes(const Problem& problem) {
 int64_t stash_columns(const Problem& problem, const MemoryPolicy& policy) {
   const int64_t live = problem.live_rows();
   const int64_t column = column_bytes(problem);
-  const auto whole_tiles = [](int64_t columns) { return columns / cpu::kTileVocab * cpu::kTileVocab; };
+  const auto whole_tiles = [](int64_t columns) {
+    return columns / cpu::kTileVocab * cpu::kTileVocab;
+  };
   switch (policy.kind) {
     case MemoryPolicy::Kind::kStash:
       return live;
@@ -47,7 +49,12 @@ int64_t stash_columns(const Problem& problem, const MemoryPolicy& policy) {
 
 Plan make_plan(const Problem& problem, const Wanted& wanted, const MemoryPolicy& policy,
                const Machine& machine) {
-  Plan plan{.problem = problem, .wanted = wanted, .policy = policy, .machine = machine, .forward = {}, .backward = {}};
+  Plan plan{.problem = problem,
+            .wanted = wanted,
+            .policy = policy,
+            .machine = machine,
+            .forward = {},
+            .backward = {}};
   plan.token_pitch = round_up(problem.tokens, cpu::kTokenPitch);
   if (wanted.backward()) {
     plan.stash_columns = stash_columns(problem, policy);
@@ -63,7 +70,12 @@ Plan make_plan(const Problem& problem, const Wanted& wanted, const MemoryPolicy&
 
 Plan make_backward_plan(const Problem& problem, const Wanted& wanted, int64_t stash_columns,
                         const Machine& machine) {
-  Plan plan{.problem = problem, .wanted = wanted, .policy = {}, .machine = machine, .forward = {}, .backward = {}};
+  Plan plan{.problem = problem,
+            .wanted = wanted,
+            .policy = {},
+            .machine = machine,
+            .forward = {},
+            .backward = {}};
   plan.token_pitch = round_up(problem.tokens, cpu::kTokenPitch);
   plan.stash_columns = stash_columns;
   plan.rows_bytes = kSavedBytesPerToken * problem.tokens;

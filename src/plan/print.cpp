@@ -59,8 +59,8 @@ std::string Plan::to_string() const {
                  machine.threads, machine.native_bf16 ? "" : ", no native bf16 products");
   text += format("  %-44s %15" PRId64 " bytes\n", "saved for backward", saved_bytes());
   text += format("    %-42s %15" PRId64 "\n", "statistics of the rows", rows_bytes);
-  text += format("    %-42s %15" PRId64 "\n", format("stash of %" PRId64 " columns", stash_columns).c_str(),
-                 stash_bytes);
+  text += format("    %-42s %15" PRId64 "\n",
+                 format("stash of %" PRId64 " columns", stash_columns).c_str(), stash_bytes);
   text += print_layout("workspace of forward", forward);
   if (wanted.backward()) text += print_layout("workspace of backward", backward);
   text += format("  %-44s %15" PRId64 " bytes\n", "workspace", workspace_bytes());

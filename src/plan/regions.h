@@ -47,7 +47,8 @@ class Arena {
   T* get(std::string_view name) const {
     const Region* region = find(name);
     if (region == nullptr) {
-      throw Error(ErrorKind::kState, "workspace: the plan has no region '" + std::string(name) + "'");
+      throw Error(ErrorKind::kState,
+                  "workspace: the plan has no region '" + std::string(name) + "'");
     }
     return reinterpret_cast<T*>(base_ + region->offset);
   }

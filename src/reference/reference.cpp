@@ -68,11 +68,11 @@ struct Row {
   std::vector<double> scaled;  // s − m [rows]; −inf for padding
   bool ignored = false;
   double tau = 1.0;
-  int64_t target = -1;   // row of the vocabulary, not an id
-  double maximum = 0.0;  // m
-  double rest = 0.0;     // R
-  double sum = 0.0;      // S
-  double weighted = 0.0; // T
+  int64_t target = -1;    // row of the vocabulary, not an id
+  double maximum = 0.0;   // m
+  double rest = 0.0;      // R
+  double sum = 0.0;       // S
+  double weighted = 0.0;  // T
 };
 
 Row evaluate(const Inputs& inputs, const Vocabulary& vocabulary, int64_t token) {
@@ -81,11 +81,13 @@ Row evaluate(const Inputs& inputs, const Vocabulary& vocabulary, int64_t token) 
   row.ignored = id == inputs.ignore_index;
   if (row.ignored) return row;
   if (id < 0 || id >= vocabulary.size) {
-    throw Error(ErrorKind::kValue, "target: expected ignore_index " + std::to_string(inputs.ignore_index) +
-                                       " or an id in [0, " + std::to_string(vocabulary.size) + "), got " +
+    throw Error(ErrorKind::kValue, "target: expected ignore_index " +
+                                       std::to_string(inputs.ignore_index) + " or an id in [0, " +
+                                       std::to_string(vocabulary.size) + "), got " +
                                        std::to_string(id) + " at token " + std::to_string(token));
   }
-  row.tau = inputs.temperature.present() ? read(inputs.temperature, token) : inputs.uniform_temperature;
+  row.tau =
+      inputs.temperature.present() ? read(inputs.temperature, token) : inputs.uniform_temperature;
   for (int64_t h = 0; h < vocabulary.hidden; ++h) row.x.push_back(read(inputs.x, token, h));
 
   row.maximum = -kInfinity;
@@ -96,7 +98,8 @@ Row evaluate(const Inputs& inputs, const Vocabulary& vocabulary, int64_t token) 
     if (vocabulary.ids[static_cast<size_t>(v)] == id) row.target = v;
     const double* weight = vocabulary.weight.data() + v * vocabulary.hidden;
     double logit = 0.0;
-    for (int64_t h = 0; h < vocabulary.hidden; ++h) logit += row.x[static_cast<size_t>(h)] * weight[h];
+    for (int64_t h = 0; h < vocabulary.hidden; ++h)
+      logit += row.x[static_cast<size_t>(h)] * weight[h];
     const double scaled = overflow(logit) / row.tau;
     is_nan = is_nan || std::isnan(scaled) || scaled == kInfinity;
     row.scaled[static_cast<size_t>(v)] = scaled;
@@ -121,7 +124,8 @@ Row evaluate(const Inputs& inputs, const Vocabulary& vocabulary, int64_t token) 
 double negative_log_likelihood(const Row& row) {
   if (std::isnan(row.sum)) return kNaN;
   const double target = row.scaled[static_cast<size_t>(row.target)];
-  constexpr double kFarBelow = -30.0;  // exp(−target) below would lose nothing yet, but overflow later
+  constexpr double kFarBelow =
+      -30.0;  // exp(−target) below would lose nothing yet, but overflow later
   if (target < kFarBelow) return std::log(row.sum) - target;
   return std::log1p(row.rest * std::exp(-target));
 }

@@ -35,10 +35,10 @@ struct Shard {
 };
 
 struct Inputs {
-  TensorView x;               // [M, H] bfloat16 or float32, any strides
-  std::vector<Shard> shards;  // in any order, of any sizes
-  TensorView target;          // [M] int64 or int32, global ids
-  TensorView temperature;     // absent, or [M] float32
+  TensorView x;                      // [M, H] bfloat16 or float32, any strides
+  std::vector<Shard> shards;         // in any order, of any sizes
+  TensorView target;                 // [M] int64 or int32, global ids
+  TensorView temperature;            // absent, or [M] float32
   float uniform_temperature = 1.0F;  // τ of every token where `temperature` is absent
   int64_t ignore_index = -100;
   int64_t vocab_size = -1;  // ids at or beyond it are padding; −1: there is none

@@ -21,7 +21,8 @@ std::byte* byte_place(const TensorView& tensor, int64_t row, int64_t column) {
 
 }  // namespace
 
-void write_row(const float* values, int64_t count, const TensorView& to, int64_t row, int64_t column) {
+void write_row(const float* values, int64_t count, const TensorView& to, int64_t row,
+               int64_t column) {
   const int64_t step = to.strides[1];
   if (to.dtype == DType::kFloat32) {
     auto* out = place<float>(to, row, column);
@@ -32,7 +33,8 @@ void write_row(const float* values, int64_t count, const TensorView& to, int64_t
   }
 }
 
-void add_row(const float* values, int64_t count, const TensorView& to, int64_t row, int64_t column) {
+void add_row(const float* values, int64_t count, const TensorView& to, int64_t row,
+             int64_t column) {
   const int64_t step = to.strides[1];
   if (to.dtype == DType::kFloat32) {
     auto* out = place<float>(to, row, column);

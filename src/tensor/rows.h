@@ -10,7 +10,8 @@
 namespace logitless {
 
 // to[row, column ...] = values, rounded once.
-void write_row(const float* values, int64_t count, const TensorView& to, int64_t row, int64_t column);
+void write_row(const float* values, int64_t count, const TensorView& to, int64_t row,
+               int64_t column);
 
 // to[row, column ...] += values, rounded once.
 void add_row(const float* values, int64_t count, const TensorView& to, int64_t row, int64_t column);
