@@ -46,8 +46,10 @@ void require_same_text(const std::vector<Header>& headers, ErrorKind kind, const
     const std::string first = headers[0].*member;
     const std::string other = headers[rank].*member;
     if (first == other) continue;
-    throw Error(kind, std::string(name) + ": expected the same on every rank, got " + first +
-                          " on rank 0 and " + other + " on rank " + std::to_string(rank));
+    std::string sentence = name;
+    sentence += ": expected the same on every rank, got " + first;
+    sentence += " on rank 0 and " + other;
+    throw Error(kind, sentence + " on rank " + std::to_string(rank));
   }
 }
 

@@ -2,15 +2,17 @@
 #include "cpu/products.h"
 
 #include <dnnl.hpp>
-#if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP && defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include <unordered_map>
 
 #include "cpu/lanes.h"
 #include "logitless/error.h"
 #include "tensor/bf16.h"
+
+#if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP && defined(_OPENMP)
+// Of the OpenMP runtime that oneDNN runs on; its header is in no place that all compilers look.
+extern "C" void omp_set_num_threads(int threads);
+#endif
 
 namespace logitless::cpu {
 

@@ -10,8 +10,10 @@ namespace {
 // Memory of the exchange: lent to the callback, neither allocated nor freed here.
 struct BorrowedMemory {
   void* data;
+  // NOLINTBEGIN(readability-identifier-naming): the names that TVM FFI calls
   void AllocData(DLTensor* tensor) const { tensor->data = data; }
   void FreeData(DLTensor*) const {}
+  // NOLINTEND(readability-identifier-naming)
 };
 
 ffi::Tensor borrow(const void* data, int64_t bytes, const Device& device) {
