@@ -146,7 +146,6 @@ def _tile_statistics(tile: _Tile, tau: Tensor, entropy: bool) -> Tensor:
     z.scatter_(1, tile.column, z.gather(1, tile.column).masked_fill(tile.here, -math.inf))
     # An anchor that float32 holds; its rounding is in e and in the exponents too.
     k = (top * (LOG2E / tau)).ceil().to(torch.float32).to(torch.float64)
-    k = k.masked_fill(k == math.inf, math.nan)
     d = _exponents(z, tau, k)
     if not entropy:
         S = d.exp2_().sum(1).to(torch.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be kept between forward and backward: the closed form of `stash_columns` in the C++ core.
+"""What backward may find kept from forward: the closed form of the C++ core's `stash_columns`.
 
 It is evaluated here too because it sizes tensors while `torch.compile` traces with symbolic sizes;
 a test holds both to the same answers.

@@ -93,7 +93,9 @@ def forward(
         )
         set_last_backend(backend)
         # Operators may not return views of one tensor.
-        entropy = x.new_empty(0, dtype=out.nll.dtype) if out.entropy is None else out.entropy.clone()
+        entropy = (
+            x.new_empty(0, dtype=out.nll.dtype) if out.entropy is None else out.entropy.clone()
+        )
         rows = out.rows if keep_for_backward else out.rows.new_empty((6, 0))
         return out.nll.clone(), out.lse.clone(), entropy, rows, x.new_empty((0, 0))
     tokens = target.shape[0]
@@ -201,7 +203,7 @@ def _gradients(
         set_last_backend(backend)
         return nothing if dx is None else dx, nothing if dw is None else dw
     with _Announced(group, "backward"):
-        given = tuple(None if g is None else g.detach().to(torch.float32) for g in grads)
+        g, h, q = (None if u is None else u.detach().to(torch.float32) for u in grads)
         walkable = _unit_stride(weight.detach())
         dx = x.new_empty(x.shape) if want_input_grad else None
         dw = None
@@ -209,7 +211,9 @@ def _gradients(
             dw = weight.new_empty(weight.shape) if main_grad is None else main_grad
         context = _groups.context(members)
     _library.backward_into(
-        *given,
+        g,
+        h,
+        q,
         x.detach(),
         walkable,
         target.detach(),

@@ -153,9 +153,7 @@ def _checked(
                 f"got {tuple(main_grad.shape)}"
             )
         if main_grad.dtype not in (torch.float32, weight.dtype):
-            raise TypeError(
-                f"main_grad: expected float32 or {weight.dtype}, got {main_grad.dtype}"
-            )
+            raise TypeError(f"main_grad: expected float32 or {weight.dtype}, got {main_grad.dtype}")
     for name, value, least in (("vocab_size", vocab_size, 1), ("vocab_start", vocab_start, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name}: expected at least {least}, got {value}")
@@ -278,7 +276,7 @@ def linear_cross_entropy(
         call.backend,
         call.group,
     )
-    loss = nll.reshape(target.shape)
+    loss: Tensor = nll.reshape(target.shape)
     if reduction != "none":
         loss = nll.sum()
     if reduction == "mean":

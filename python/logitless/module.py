@@ -65,11 +65,12 @@ class LinearCrossEntropy(nn.Module):
                 f"linear: expected a plain nn.Linear, got {type(linear).__name__} "
                 "(merge an adapter into the weight first)"
             )
-        if linear.bias is not None:
+        bias: Tensor | None = linear.bias
+        if bias is not None:
             raise ValueError("linear: expected no bias, got one")
         rows, hidden = linear.weight.shape
         head = cls(hidden, rows, device="meta", dtype=linear.weight.dtype, **options)  # type: ignore[arg-type]
-        head.weight = linear.weight
+        head.register_parameter("weight", linear.weight)
         return head
 
     def reset_parameters(self) -> None:
