@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ class LinearCrossEntropy(nn.Module):
             raise ValueError("linear: expected no bias, got one")
         rows, hidden = linear.weight.shape
         head = cls(hidden, rows, device="meta", dtype=linear.weight.dtype, **options)  # type: ignore[arg-type]
-        head.register_parameter("weight", linear.weight)
+        head.weight = cast("nn.Parameter", linear.weight)
         return head
 
     def reset_parameters(self) -> None:
