@@ -61,7 +61,8 @@ void backward(Context& context, const Inputs& inputs, const Options& options, co
 
 // Tells the group that this rank cannot make the call, so that its peers raise too instead of waiting.
 // For callers that check or allocate before they call forward() or backward(); `phase` is its name.
-void announce_failure(Context& context, const char* phase, const Error& failure);
+// Returns the Error that the peers see, for the caller to throw.
+Error announce_failure(Context& context, const char* phase, const Error& failure);
 
 // Memory for Saved, for callers without an allocator of their own.
 class SavedBuffers {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ._groups import Exchange
+from ._groups import Exchange, announced
 from ._library import Agreement, Call
 
 __all__ = ["LOG2E", "Head", "enter", "has_mixed_product"]
@@ -138,10 +137,7 @@ def enter(
     try:
         _check(x, weight, target, temperature, sequence_parallel=sequence_parallel)
     except (TypeError, ValueError) as error:
-        # Whatever becomes of the announcement, the caller is to see its own mistake.
-        with contextlib.suppress(Exception):
-            exchange.announce_failure(phase, error)
-        raise
+        raise announced(exchange, phase, error) from error
     agreed = exchange.agree(
         Call(
             phase=phase,

@@ -8,6 +8,7 @@ the exchanges themselves and `agree`; above all, nothing that a destructor or fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -28,6 +29,7 @@ __all__ = [
     "ProcessGroup",
     "SingleRank",
     "TorchExchange",
+    "announced",
     "context",
     "exchange",
     "group_name",
@@ -277,17 +279,22 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _require_group(group: ProcessGroup | None) -> None:
+    given: object = group
+    if given is None or isinstance(given, ProcessGroup):
+        return
+    if isinstance(given, int):  # what torch gives to ranks outside of a new group
+        raise ValueError("group: expected a group that this process is a member of, got none")
+    raise TypeError(
+        f"group: expected a torch.distributed.ProcessGroup or None, got {type(given).__name__}"
+    )
+
+
 def _member(group: ProcessGroup | None) -> _Member:
     """Return the record of a group, made at its first use. Raises TypeError, ValueError."""
+    _require_group(group)
     if group is None:
         return _alone
-    given: object = group
-    if not isinstance(given, ProcessGroup):
-        if isinstance(given, int):  # what torch gives to ranks outside of a new group
-            raise ValueError("group: expected a group that this process is a member of, got none")
-        raise TypeError(
-            f"group: expected a torch.distributed.ProcessGroup or None, got {type(given).__name__}"
-        )
     with _lock:
         member = _members.get(group)
         if member is None:
@@ -340,6 +347,16 @@ def _create(exchange: Exchange, threads: int, *, shared: bool) -> int:
     )
 
 
+def announced(exchange: Exchange, phase: str, error: Exception) -> Exception:
+    """Tell the group that this rank cannot make its call; return the error as all ranks see it."""
+    # Whatever becomes of the announcement, the caller is to see its own mistake.
+    with contextlib.suppress(Exception):
+        exchange.announce_failure(phase, error)
+    if exchange.size == 1 or type(error) not in (ValueError, TypeError, RuntimeError, MemoryError):
+        return error
+    return type(error)(f"rank {exchange.rank}: {error}")
+
+
 def release(group: ProcessGroup | None) -> None:
     """Destroy the contexts of a group and their workspaces; the next call makes new ones.
 
@@ -354,9 +371,9 @@ def release(group: ProcessGroup | None) -> None:
 def group_name(group: ProcessGroup | None) -> str:
     """Return the name under which `group_of` finds the group again; "" is None's.
 
-    Operators of torch.library take names, not groups.
+    Operators of torch.library take names, not groups. Takes no lock: torch.compile traces this.
     """
-    _member(group)
+    _require_group(group)
     return "" if group is None else cast("str", group.group_name)
 
 

@@ -8,7 +8,6 @@ may be in flight, a backward may be repeated, and everything is freed with the g
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NoReturn
 
 import torch
@@ -18,16 +17,7 @@ from . import _chunked, _groups, _library
 from ._backends import CPU, set_last_backend
 from ._memory import token_pitch
 
-__all__ = ["announce", "forward"]
-
-
-def announce(group: _groups.ProcessGroup | None, phase: str, error: Exception) -> None:
-    """Tell the group that this rank cannot make its call; the caller raises `error` itself."""
-    if group is None:
-        return
-    # Whatever becomes of the announcement, the caller is to see its own mistake.
-    with contextlib.suppress(Exception):
-        _groups.exchange(group).announce_failure(phase, error)
+__all__ = ["forward"]
 
 
 class _Announced:
@@ -41,7 +31,8 @@ class _Announced:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception):
-            announce(_groups.group_of(self.group), self.phase, error)
+            exchange = _groups.exchange(_groups.group_of(self.group))
+            raise _groups.announced(exchange, self.phase, error) from error
 
 
 def _unit_stride(weight: Tensor) -> Tensor:
@@ -359,11 +350,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(rows, stash)
     ctx.save_for_backward(x, weight, target, temperature_per_token, rows, stash)
     ctx.options = inputs[4:10]  # temperature … assume_uniform
+    ctx.entropy = inputs[10]
     ctx.main_grad, ctx.backend, ctx.group = inputs[-3:]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    grad_nll, grad_lse, grad_entropy = grads[:3]
+    grad_nll, grad_lse = grads[:2]
+    grad_entropy = grads[2] if ctx.entropy else None  # [0] where there is no entropy
     none: tuple[None, ...] = (None,) * 16
     if grad_nll is None and grad_lse is None and grad_entropy is None:
         return none

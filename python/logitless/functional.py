@@ -58,8 +58,8 @@ def _require_tensor(name: str, value: object) -> Tensor:
 
 
 def _check_shapes(x: Tensor, weight: Tensor, target: Tensor, sequence_parallel: bool) -> None:
-    if weight.dim() != 2:
-        hint = " (a parameter that is not gathered?)" if weight.numel() == 0 else ""
+    if weight.dim() != 2 or weight.numel() == 0:
+        hint = " (a parameter that ZeRO-3 or FSDP has not gathered?)" if weight.numel() == 0 else ""
         raise ValueError(f"weight: expected [V_r, H], got shape {tuple(weight.shape)}{hint}")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -255,9 +255,9 @@ def linear_cross_entropy(
             reduction,
         )
     except (TypeError, ValueError) as error:
-        if isinstance(group, _groups.ProcessGroup):
-            _ops.announce(group, "forward", error)
-        raise
+        if not isinstance(group, _groups.ProcessGroup):
+            raise
+        raise _groups.announced(_groups.exchange(group), "forward", error) from error
     nll, lse, entropy, _, _ = _ops.forward(
         call.x,
         call.weight,

@@ -18,13 +18,15 @@ std::string range(const Shard& shard) {
   return "[" + std::to_string(shard.start) + ", " + std::to_string(shard.start + shard.rows) + ")";
 }
 
+Error named(int rank, ErrorKind kind, const std::string& sentence) {
+  return {kind, "rank " + std::to_string(rank) + ": " + sentence};
+}
+
 void throw_peer_failure(const std::vector<Header>& headers) {
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     const Header& header = headers[rank];
     if (header.failed == 0) continue;
-    throw Error(static_cast<ErrorKind>(header.failed - 1),
-                headers.size() == 1 ? header.message
-                                    : "rank " + std::to_string(rank) + ": " + header.message);
+    throw named(static_cast<int>(rank), static_cast<ErrorKind>(header.failed - 1), header.message);
   }
 }
 
@@ -202,14 +204,18 @@ Agreement agree(Group& group, const Header& mine) {
   return conclude(headers);
 }
 
-void announce(Group& group, const std::string& phase, const Error& failure) {
-  if (group.size() == 1) return;
+Error announce(Group& group, const std::string& phase, const Error& failure) {
+  if (group.size() == 1) return failure;
   Header header;
   header.failed = 1 + static_cast<int64_t>(failure.kind());
   set_text(header.phase, phase);
   set_text(header.message, failure.what());
   std::vector<Header> headers(static_cast<size_t>(group.size()));
-  group.all_gather(&header, headers.data(), sizeof(Header), Device{}, header.phase);
+  try {
+    group.all_gather(&header, headers.data(), sizeof(Header), Device{}, header.phase);
+  } catch (const Error&) {  // nobody came: the first failure is still the one to report
+  }
+  return named(group.rank(), failure.kind(), failure.what());
 }
 
 uint64_t fingerprint_of(const TensorView& weight) {

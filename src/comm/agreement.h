@@ -68,8 +68,9 @@ struct Agreement {
 // Collective. Throws the same Error on every rank.
 Agreement agree(Group& group, const Header& mine);
 
-// The collective counterpart of agree() on a rank that cannot make the call.
-void announce(Group& group, const std::string& phase, const Error& failure);
+// The collective counterpart of agree() on a rank that cannot make the call. Returns the failure as every
+// rank sees it, naming this one; peers that do not come to hear it change nothing.
+Error announce(Group& group, const std::string& phase, const Error& failure);
 
 // Pure: what agree() does with everybody's headers.
 Agreement conclude(const std::vector<Header>& headers);

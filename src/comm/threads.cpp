@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as threads of one process. An exchange is: post my pointers, wait for everybody's, copy, wait until
 // everybody has copied.
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -26,7 +27,10 @@ struct Post {
 class Hub {
  public:
   Hub(int ranks, std::chrono::milliseconds timeout)
-      : timeout_(timeout), posts_(static_cast<size_t>(ranks)), present_(posts_.size(), false) {}
+      : timeout_(timeout),
+        posts_(static_cast<size_t>(ranks)),
+        present_(posts_.size(), false),
+        resetting_(posts_.size(), false) {}
 
   int size() const { return static_cast<int>(posts_.size()); }
 
@@ -51,14 +55,23 @@ class Hub {
 
   void reset(int rank) {
     std::unique_lock lock(mutex_);
-    if (!resetting_) {  // the first to come clears what the failure left
-      resetting_ = true;
+    const uint64_t reset = resets_;
+    resetting_[static_cast<size_t>(rank)] = true;
+    if (std::find(resetting_.begin(), resetting_.end(), false) == resetting_.end()) {
+      // Everybody is here, so nobody is in an exchange any more: clear what the failure left.
       broken_.reset();
       present_.assign(present_.size(), false);
+      resetting_.assign(resetting_.size(), false);
       arrived_ = 0;
+      ++resets_;
+      met_.notify_all();
+      return;
     }
-    meet(lock, rank, "reset");
-    resetting_ = false;
+    if (!met_.wait_for(lock, timeout_, [&] { return resets_ != reset; })) {
+      const Error error(ErrorKind::kTimeout, late(rank, "reset", resetting_));
+      resetting_[static_cast<size_t>(rank)] = false;
+      throw error;
+    }
   }
 
  private:
@@ -78,15 +91,15 @@ class Hub {
       return;
     }
     if (!met_.wait_for(lock, timeout_, [&] { return round_ != round || broken_; })) {
-      fail(Error(ErrorKind::kTimeout, late(rank, what)));
+      fail(Error(ErrorKind::kTimeout, late(rank, what, present_)));
     }
     if (round_ == round) throw *broken_;
   }
 
-  std::string late(int rank, const std::string& what) const {
+  std::string late(int rank, const std::string& what, const std::vector<bool>& present) const {
     std::string absent;
-    for (size_t other = 0; other < present_.size(); ++other) {
-      if (present_[other]) continue;
+    for (size_t other = 0; other < present.size(); ++other) {
+      if (present[other]) continue;
       absent += (absent.empty() ? "" : ", ") + std::to_string(other);
     }
     char seconds[32];
@@ -124,7 +137,8 @@ class Hub {
   std::vector<bool> present_;
   int arrived_ = 0;
   uint64_t round_ = 0;
-  bool resetting_ = false;
+  std::vector<bool> resetting_;  // who asked for a reset
+  uint64_t resets_ = 0;
   std::unique_ptr<Error> broken_;
 };
 

@@ -15,7 +15,8 @@ using Halves = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
 // One body compiled for several machines, chosen at load time. Not under the sanitizers:
 // their runtime is not up yet when the choice is made.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__clang_analyzer__)
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__clang_analyzer__)
 #define LOGITLESS_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

@@ -2,7 +2,6 @@
 #include "cpu/products.h"
 
 #include <dnnl.hpp>
-
 #include <unordered_map>
 
 #include "cpu/lanes.h"

@@ -189,8 +189,7 @@ auto translated(Context& context, const char* phase, Translate&& translate) {
   try {
     return translate();
   } catch (const Error& failure) {
-    announce_failure(context, phase, failure);
-    throw;
+    throw announce_failure(context, phase, failure);
   }
 }
 

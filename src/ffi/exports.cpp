@@ -19,6 +19,9 @@
 #if LOGITLESS_HAS_CPU
 #include "cpu/products.h"
 #endif
+#if LOGITLESS_HAS_CUDA
+#include "cuda/devices.h"
+#endif
 
 namespace logitless::ffi_glue {
 
@@ -70,11 +73,7 @@ auto announced(Context& context, const char* phase, const Prepare& prepare) {
   try {
     return prepare();
   } catch (const Error& failure) {
-    try {
-      announce_failure(context, phase, failure);
-    } catch (const Error&) {  // the peers did not come to hear it
-    }
-    throw;
+    throw announce_failure(context, phase, failure);
   }
 }
 
@@ -352,6 +351,18 @@ ffi::Map<String, Any> build_info_export() {
   info.Set("products", String(cpu::product_library()));
   info.Set("native_bf16", cpu::native_bf16());
   info.Set("threads", static_cast<int64_t>(backend_for(Device{}).machine(0).threads));
+#endif
+#if LOGITLESS_HAS_CUDA
+  info.Set("cuda_runtime", static_cast<int64_t>(cuda::runtime_version()));
+  std::string reason;
+  Array<Any> gpus;
+  for (const cuda::GpuDevice& gpu : cuda::gpu_devices(reason)) {
+    gpus.push_back(String(gpu.name + ", compute capability " + std::to_string(gpu.major) + "." +
+                          std::to_string(gpu.minor) + ", " + std::to_string(gpu.multiprocessors) +
+                          " multiprocessors"));
+  }
+  info.Set("gpus", gpus);
+  info.Set("no_gpu_reason", String(reason));
 #endif
   return info;
 }

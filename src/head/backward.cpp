@@ -72,10 +72,10 @@ void backward(Context& context, const Inputs& inputs, const Options& options, co
   });
 }
 
-void announce_failure(Context& context, const char* phase, const Error& failure) {
+Error announce_failure(Context& context, const char* phase, const Error& failure) {
   ContextState& state = context.state();
   const std::lock_guard lock(state.mutex);
-  announce(*state.group, phase, failure);
+  return announce(*state.group, phase, failure);
 }
 
 }  // namespace logitless

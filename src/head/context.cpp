@@ -107,12 +107,7 @@ Agreement ContextState::agree(const char* phase, bool assume_uniform,
       throw Error(ErrorKind::kMemory, "out of memory");
     }
   } catch (const Error& failure) {
-    try {
-      announce(*group, phase, failure);
-    } catch (
-        const Error&) {  // the peers did not come to hear it; the first error is the one to report
-    }
-    throw;
+    throw announce(*group, phase, failure);
   }
   set_text(mine.phase, phase);
   if (assume_uniform && known_ && known_header_->vocab_rows == mine.vocab_rows &&

@@ -2,7 +2,6 @@
 // Check, agree, compute this shard's statistics, join everybody's.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "comm/combine.h"
 #include "head/merge.h"
@@ -92,9 +91,6 @@ void forward(Context& context, const Inputs& inputs, const Options& options, con
     backend.statistics({plan, arena, x, in.weight, in.target, in.temperature, options.temperature,
                         options.ignore_index},
                        local, stash);
-    if (!wanted.entropy) {  // a moment that was not computed must not look like one
-      std::fill_n(local.moment, tokens, std::numeric_limits<float>::quiet_NaN());
-    }
     float* all = mine;
     if (group.size() > 1) {
       all = mine + 4 * tokens;

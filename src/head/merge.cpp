@@ -98,8 +98,10 @@ void merge(const Agreement& agreement, int rank, const TensorView& target, int64
     put(outputs.lse, token, merged.lse);
     put(outputs.entropy, token, merged.entropy);
     if (!rows.present()) continue;
-    const std::array<double, 6> saved = {anchor,     merged.top,    merged.rest,
-                                         merged.sum, merged.moment, merged.target_exponent};
+    const bool has_moment = outputs.entropy.present() || id == ignore_index;
+    const double moment = has_moment ? merged.moment : kNoMoment;
+    const std::array<double, 6> saved = {anchor,     merged.top, merged.rest,
+                                         merged.sum, moment,     merged.target_exponent};
     for (size_t i = 0; i < saved.size(); ++i) {
       static_cast<float*>(rows.data)[static_cast<int64_t>(i) * rows.strides[0] + token] =
           static_cast<float>(saved[i]);

@@ -2,6 +2,8 @@
 // Joins the statistics of the vocabulary shards into the outputs of every token.
 #pragma once
 
+#include <limits>
+
 #include "comm/agreement.h"
 #include "logitless/head.h"
 
@@ -14,6 +16,9 @@ struct TokenStatistics {
   double moment = 0.0;
   double target_exponent = 0.0;  // only the owner's counts
 };
+
+// In the saved rows, where the moment stands: forward was not asked for the entropy. No sum is −inf.
+inline constexpr double kNoMoment = -std::numeric_limits<double>::infinity();
 
 struct MergedToken {
   double top = 0.0;              // K: the largest anchor among ranks that have mass

@@ -64,6 +64,9 @@ Plan make_plan(const Problem& problem, const Wanted& wanted, const MemoryPolicy&
   plan.forward = cpu::forward_layout(problem, wanted, machine);
   if (wanted.backward()) {
     plan.backward = cpu::backward_layout(problem, wanted, plan.stash_columns, machine);
+    // A gradient of the entropy recomputes every column, whatever is stashed.
+    const Layout recompute = cpu::backward_layout(problem, wanted, 0, machine);
+    if (wanted.entropy && recompute.bytes() > plan.backward.bytes()) plan.backward = recompute;
   }
   return plan;
 }
