@@ -12,9 +12,6 @@ namespace logitless::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// Headroom of the anchor above the first columns. Those are bytes and special tokens, far below the top
-// logit: 60 leaves 111 nats above them, and their sum is still 2^-65 of the range.
-constexpr float kAnchorHeadroom = 60.0F;
 
 template <bool kMoment>
 LOGITLESS_INLINE void fold_lanes(float* logits, int64_t columns, int64_t first_column,
@@ -70,8 +67,7 @@ void find_anchors(const float* logits, int64_t columns, const float* scale, floa
     }
     for (int i = 0; i < kLanes; ++i) {
       const float highest = top[i];
-      anchor[lane + i] =
-          (highest == -kInfinity ? 0.0F : __builtin_ceilf(highest)) + kAnchorHeadroom;
+      anchor[lane + i] = highest == -kInfinity ? 0.0F : __builtin_ceilf(highest);
     }
   }
 }

@@ -17,7 +17,9 @@ struct TileStatistics {
   float* target_exponent;  // u_y − k, written where the tile holds the target
 };
 
-// anchor = ceil(max u) + 60 over the finite u of these columns, 60 where there is none.
+// anchor = ceil(max u) over the finite u of these columns, 0 where there is none. Without the headroom of
+// 60 that GPUs take: u − k stays small and keeps its digits (nll, lse and entropy are ten times as exact),
+// and a row whose logits rise 69 nats above its first columns costs a second projection, no more.
 void find_anchors(const float* logits, int64_t columns, const float* scale, float* anchor);
 
 // Folds the tile into its statistics and leaves E in place of the logits: 0 for the target's column

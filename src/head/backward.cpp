@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Check, agree, compute this shard's gradients, sum dX over the ranks.
-#include <cstring>
+#include <algorithm>
 
 #include "comm/combine.h"
 #include "head/session.h"
 #include "head/validate.h"
+#include "plan/cpu_tiles.h"
 
 namespace logitless {
 
@@ -34,8 +35,15 @@ void backward(Context& context, const Inputs& inputs, const Options& options, co
     const Wanted wanted{.entropy = upstream.entropy.present(),
                         .input_grad = input_grad,
                         .weight_grad = gradients.weight.present()};
-    const Problem problem = problem_of(group, in, options, agreement);
-    const TensorView stash = usable_stash(problem, saved, upstream);
+    Problem problem = problem_of(group, in, options, agreement);
+    TensorView stash = upstream.entropy.present() ? TensorView{} : saved.stash;
+    if (agreement == nullptr) {
+      // Which rows are vocabulary is known once the group agrees; a stash of a broken tile tells before.
+      const int64_t columns = stash.present() ? std::min(stash.shape[0], problem.vocab_rows) : 0;
+      if (columns % cpu::kTileVocab != 0) problem.vocab_size = columns;
+      if (stash.present()) stash.shape[0] = columns;
+    }
+    stash = live_stash(problem, stash);
     return make_backward_plan(problem, wanted, stash.present() ? stash.shape[0] : 0,
                               state.machine(in.x.device));
   };

@@ -3,7 +3,8 @@
 
 Both heads are measured the same way, in processes that do nothing else. What is resident before
 the call (libraries, x, the weight, the target) does not count; everything that the call makes
-resident does: logits or stash, workspace, messages, and the gradients dX and dW.
+resident does: logits or stash, workspace, messages, and the gradients dX and dW. An unmeasured
+call comes first; what it took is freed and returned to the system before the measured one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from logitless import _library, _memory
+import logitless
+from logitless.demo.checks import BACKEND
 from logitless.demo.job import Job
 from logitless.demo.model import head_loss
 from logitless.demo.train import Emit
 
-_WARM_UP_TOKENS = 16
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -63,37 +64,35 @@ def measure(job: Job, group: dist.ProcessGroup | None, emit: Emit) -> None:
     weight = inputs["weight"].requires_grad_()
     target = inputs["target"]
 
-    def head(x: torch.Tensor, target: torch.Tensor) -> None:
+    def head() -> None:
         torch.autograd.backward(head_loss(job, x, weight, target, group))
 
-    # Loads the libraries, and the kernels that they generate, with next to no memory.
-    few = min(_WARM_UP_TOKENS, job.tokens)
-    head(x[:few].detach().requires_grad_(), target[:few])
-    weight.grad = None
+    # Loads the libraries and the kernels that they generate for these shapes, then lets go of all
+    # memory that a call keeps, so that the measured call has to take every byte again.
+    head()
+    x.grad = weight.grad = None
+    if job.head == "logitless":
+        logitless.workspace.release(group=group)
 
     started = time.perf_counter()
-    growth, method = resident_growth(lambda: head(x, target))
+    growth, method = resident_growth(head)
     seconds = time.perf_counter() - started
     emit({"growth": growth, "method": method, "head_seconds": seconds, **plan_of_head(job)})
 
 
 def plan_of_head(job: Job) -> dict[str, Any]:
     """The plan of this rank's call, made before anything is allocated; empty without one."""
-    if job.head == "ordinary" or not _library.is_available()[0]:
+    if job.head == "ordinary" or logitless.last_backend() != BACKEND:
         return {}
     rows = job.shard.stop - job.shard.start
-    plan = _library.plan(
-        tokens=job.tokens,
-        hidden=job.hidden,
-        vocab_rows=rows,
+    plan = logitless.workspace.plan(
+        job.tokens,
+        job.hidden,
+        rows,
+        dtype=torch.float32,
         vocab_start=job.shard.start,
         vocab_size=job.vocab,
-        dtype="float32",
         ranks=job.ranks,
-        entropy=False,
-        input_grad=True,
-        weight_grad=True,
-        memory=_memory.encode("auto"),
         threads=job.threads,
     )
     return {

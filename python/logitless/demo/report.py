@@ -124,7 +124,7 @@ def _draw_memory(axes: Axes, ordinary: HeadResult, logitless: HeadResult) -> Non
         axes.text(position, top, f"{top:.0f} MiB", ha="center", va="bottom")
     limit = MEMORY_LIMIT * ordinary.memory / _MIB
     axes.hlines(limit, -0.4, 1.4, color=_LIMIT_COLOR, linestyle="--")
-    axes.text(-0.38, limit, "half", ha="left", va="bottom", color=_LIMIT_COLOR)
+    axes.text(0.5, limit, "half", ha="center", va="bottom", color=_LIMIT_COLOR)
     axes.set_xticks([0, 1], ["ordinary", "Logitless"])
     axes.set_ylabel("peak memory of the head (MiB)")
 
@@ -168,6 +168,8 @@ def table(job: Job, ordinary: HeadResult, logitless: HeadResult) -> Table:
     parts = " + ".join(f"{rank.growth / _MIB:.1f}" for rank in logitless.ranks)
     rows.add_row("peak memory of head (1)", _mib(ordinary.memory), _mib(logitless.memory))
     rows.add_row("  of each process", _mib(ordinary.memory), f"{parts} MiB")
+    planned = " + ".join(f"{rank.planned / _MIB:.1f}" for rank in logitless.ranks)
+    rows.add_row("  planned, but for dX, dW", "", f"{planned} MiB")
     rows.add_row("  share", "100 %", f"{100 * _share(ordinary, logitless):.0f} %")
     rows.add_row("median step (2)", _median(ordinary), _median(logitless))
     return rows

@@ -194,7 +194,8 @@ def draw(seed: int, index: int, dtype: torch.dtype, ranks: int) -> Case:
     rows_are_nan = bool((target == IGNORE).any()) and rng.random() < 0.5
     if rows_are_nan:
         x[target == IGNORE] = math.nan
-    padding = rng.choice((1, 7, 64, 130)) if rng.random() < 0.3 else 0
+    # A shard as large as the vocabulary is refused: it looks like the whole weight.
+    padding = min(rng.choice((1, 7, 64, 130)), vocab - 2) if rng.random() < 0.3 else 0
     # A shard has at least one row.
     padding = max(padding, ranks - vocab)
     if padding:
@@ -215,6 +216,10 @@ def draw(seed: int, index: int, dtype: torch.dtype, ranks: int) -> Case:
         wide = torch.promote_types(dtype, torch.float32)
         main_grad = 0.1 * torch.randn(weight.shape, generator=generator, dtype=wide)
     name_vocab_start, sequence_parallel = rng.random() < 0.5, rng.random() < 0.25
+    name_vocab_size = padding > 0 or rng.random() < 0.3
+    vocab_ends = _ends(len(weight), ranks, 1, rng)
+    while ranks > 1 and max(b - a for a, b in pairwise(vocab_ends)) >= vocab:
+        vocab_ends = _ends(len(weight), ranks, 1, rng)
     return Case(
         index=index,
         kind=kind,
@@ -223,9 +228,9 @@ def draw(seed: int, index: int, dtype: torch.dtype, ranks: int) -> Case:
         target=target,
         temperature=temperature,
         vocab_size=vocab,
-        name_vocab_size=padding > 0 or rng.random() < 0.3,
+        name_vocab_size=name_vocab_size,
         name_vocab_start=name_vocab_start,
-        vocab_ends=_ends(len(weight), ranks, 1, rng),
+        vocab_ends=vocab_ends,
         token_ends=_ends(tokens, ranks, 0, rng) if sequence_parallel else None,
         reduction=reduction,
         return_entropy=return_entropy,
