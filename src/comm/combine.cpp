@@ -103,7 +103,7 @@ void reduce_input_grad(Group& group, const Agreement& agreement, const Plan& pla
   for (int64_t token = 0; token < mine; ++token) {
     write_row(parts + token * hidden, hidden, rounded_view, token, 0);
   }
-  auto* gathered = arena.get<std::byte>(region::kInputGradGathered);
+  auto* gathered = reinterpret_cast<std::byte*>(sum);  // the parts in it were sent
   group.all_gather(rounded, gathered, block * row_bytes, plan.machine.device, "dX");
   if (!dx.present()) return;
   for (int64_t token = 0; token < tokens; ++token) {

@@ -100,9 +100,6 @@ Layout backward_regions(const Problem& problem, const Wanted& wanted, bool stash
       if (problem.sequence_parallel) add(layout, region::kInputGradSend, elements * kFloat);
       add(layout, region::kInputGradParts, elements * kFloat);
       add(layout, region::kInputGradBlock, s.block * s.hidden * s.element);
-      if (!problem.sequence_parallel) {
-        add(layout, region::kInputGradGathered, elements * s.element);
-      }
     }
   }
   return layout;
@@ -142,10 +139,8 @@ int64_t capacity_bytes(const Problem& problem, const Machine& machine) {
   widest.sequence_parallel = problem.ranks > 1;
   const Wanted all{.entropy = true, .input_grad = true, .weight_grad = true};
   const int64_t slice = std::min(problem.live_rows(), kSliceVocab);
-  // Sequence parallelism swaps the gathered dX for gathered tokens: neither contains the other.
-  return std::max({forward_layout(widest, all, machine).bytes(),
-                   backward_regions(widest, all, true, slice, machine).bytes(),
-                   backward_regions(problem, all, true, slice, machine).bytes()});
+  return std::max(forward_layout(widest, all, machine).bytes(),
+                  backward_regions(widest, all, true, slice, machine).bytes());
 }
 
 }  // namespace logitless::cpu

@@ -29,7 +29,6 @@ inline constexpr std::string_view kWeightGradTiles = "dW tiles";
 inline constexpr std::string_view kInputGradSend = "dX parts by owner";
 inline constexpr std::string_view kInputGradParts = "dX parts of every rank";
 inline constexpr std::string_view kInputGradBlock = "dX of this rank's tokens";
-inline constexpr std::string_view kInputGradGathered = "gathered dX";
 }  // namespace region
 
 // One call's workspace, laid out as its plan says.

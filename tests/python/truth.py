@@ -225,7 +225,9 @@ def run(
         )
         assert isinstance(out, logitless.HeadLoss)
         assert logitless.last_backend() == backend
-        used = [(getattr(out, n), u) for n, u in zip(NAMES, p.upstream, strict=True) if u is not None]
+        used = [
+            (getattr(out, n), u) for n, u in zip(NAMES, p.upstream, strict=True) if u is not None
+        ]
         dx = dw = None
         if used and (want_x or want_w):
             inputs = [t for t, want in ((x, want_x), (weight, want_w)) if want]
