@@ -21,16 +21,20 @@ __all__ = ["forward"]
 
 
 class _Announced:
-    """Tells the group of an error that only this rank saw, before the exchange begins."""
+    """Tells the group of an error that only this rank saw, before the exchange begins.
 
-    def __init__(self, group: str, phase: str) -> None:
-        self.group, self.phase = group, phase
+    Not with assume_uniform: the peers then exchange no header, and one among their data would end
+    their processes (Gloo's own thread terminates on a message of another size).
+    """
+
+    def __init__(self, group: str, phase: str, assume_uniform: bool) -> None:
+        self.group, self.phase, self.silent = group, phase, assume_uniform
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not self.silent:
             exchange = _groups.exchange(_groups.group_of(self.group))
             raise _groups.announced(exchange, self.phase, error) from error
 
@@ -90,7 +94,7 @@ def forward(
         rows = out.rows if keep_for_backward else out.rows.new_empty((6, 0))
         return out.nll.clone(), out.lse.clone(), entropy, rows, x.new_empty((0, 0))
     tokens = target.shape[0]
-    with _Announced(group, "forward"):
+    with _Announced(group, "forward", assume_uniform):
         x, weight, target = x.detach(), _unit_stride(weight.detach()), target.detach()
         nll = x.new_empty(tokens, dtype=torch.float32)
         lse = torch.empty_like(nll)
@@ -193,7 +197,7 @@ def _gradients(
         )
         set_last_backend(backend)
         return nothing if dx is None else dx, nothing if dw is None else dw
-    with _Announced(group, "backward"):
+    with _Announced(group, "backward", assume_uniform):
         g, h, q = (None if u is None else u.detach().to(torch.float32) for u in grads)
         walkable = _unit_stride(weight.detach())
         dx = x.new_empty(x.shape) if want_input_grad else None

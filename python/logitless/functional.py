@@ -255,7 +255,8 @@ def linear_cross_entropy(
             reduction,
         )
     except (TypeError, ValueError) as error:
-        if not isinstance(group, _groups.ProcessGroup):
+        # Peers that vouch for this call exchange no header that an announcement could meet.
+        if assume_uniform or not isinstance(group, _groups.ProcessGroup):
             raise
         raise _groups.announced(_groups.exchange(group), "forward", error) from error
     nll, lse, entropy, _, _ = _ops.forward(

@@ -96,7 +96,7 @@ int64_t covered_vocabulary(const std::vector<Shard>& shards) {
 // A rank that was given the whole weight instead of its shard.
 void refuse_whole_weights(const std::vector<Header>& headers, const std::vector<Shard>& shards,
                           int64_t vocab_size) {
-  if (headers.size() == 1) return;
+  if (headers.size() == 1 || headers[0].vocab_start >= 0) return;  // one rank, or placed on purpose
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     if (headers[rank].vocab_size < 0 || shards[rank].rows < vocab_size) continue;
     throw Error(ErrorKind::kValue,
@@ -104,12 +104,11 @@ void refuse_whole_weights(const std::vector<Header>& headers, const std::vector<
                     " on each of " + std::to_string(headers.size()) + " ranks, got all " +
                     std::to_string(shards[rank].rows) + " rows on rank " + std::to_string(rank));
   }
-  const bool placed = headers[0].vocab_start >= 0 || headers[0].vocab_size >= 0;
   const bool equal = std::all_of(headers.begin(), headers.end(), [&](const Header& header) {
     return header.vocab_rows == headers[0].vocab_rows &&
            header.fingerprint == headers[0].fingerprint;
   });
-  if (!placed && equal && headers[0].fingerprint != 0) {
+  if (headers[0].vocab_size < 0 && equal && headers[0].fingerprint != 0) {
     throw Error(ErrorKind::kValue, "weight: expected a different shard on each of " +
                                        std::to_string(headers.size()) + " ranks, got the same " +
                                        std::to_string(headers[0].vocab_rows) +
@@ -157,11 +156,11 @@ int Agreement::owner_of(int64_t id) const {
 Agreement conclude(const std::vector<Header>& headers) {
   require_same(headers, "version", &Header::version);
   throw_peer_failure(headers);
+  require_same_text(headers, ErrorKind::kType, "dtype", &Header::dtype);
   require_same_text(headers, ErrorKind::kState, "call", &Header::phase);
   require_same(headers, "sequence_parallel", &Header::sequence_parallel);
   require_same(headers, "tokens", &Header::tokens);
   require_same(headers, "hidden", &Header::hidden);
-  require_same_text(headers, ErrorKind::kType, "dtype", &Header::dtype);
   require_same(headers, "ignore_index", &Header::ignore_index);
   require_same(headers, "per-token temperature", &Header::per_token_temperature);
   require_same(headers, "temperature", &Header::temperature);

@@ -183,12 +183,17 @@ Options view(const logitless_options* given_options) {
   return result;
 }
 
+bool vouched_for(const logitless_options* options) {
+  return options != nullptr && options->assume_uniform != 0;
+}
+
 // Arguments that cannot even be translated are a failed call too: the peers must not wait for it.
 template <typename Translate>
-auto translated(Context& context, const char* phase, Translate&& translate) {
+auto translated(Context& context, const char* phase, bool assume_uniform, Translate&& translate) {
   try {
     return translate();
   } catch (const Error& failure) {
+    if (assume_uniform) throw;  // no peer waits for a header
     throw announce_failure(context, phase, failure);
   }
 }
@@ -309,13 +314,14 @@ logitless_status logitless_forward(logitless_context* context, const logitless_i
   };
   return guarded([&] {
     logitless::Context& callee = given(context, "context").context;
-    const Arguments arguments = logitless::translated(callee, "forward", [&]() -> Arguments {
-      const logitless_outputs& out = given(outputs, "outputs");
-      return {view(inputs),
-              view(options),
-              {view(out.nll, "nll"), view(out.lse, "lse"), view(out.entropy, "entropy")},
-              saved == nullptr ? logitless::Saved{} : view(*saved)};
-    });
+    const Arguments arguments = logitless::translated(
+        callee, "forward", logitless::vouched_for(options), [&]() -> Arguments {
+          const logitless_outputs& out = given(outputs, "outputs");
+          return {view(inputs),
+                  view(options),
+                  {view(out.nll, "nll"), view(out.lse, "lse"), view(out.entropy, "entropy")},
+                  saved == nullptr ? logitless::Saved{} : view(*saved)};
+        });
     logitless::forward(callee, arguments.inputs, arguments.options, arguments.outputs,
                        arguments.saved);
   });
@@ -334,17 +340,18 @@ logitless_status logitless_backward(logitless_context* context, const logitless_
   };
   return guarded([&] {
     logitless::Context& callee = given(context, "context").context;
-    const Arguments arguments = logitless::translated(callee, "backward", [&]() -> Arguments {
-      const logitless_upstream& up = given(upstream, "upstream");
-      const logitless_gradients& out = given(gradients, "gradients");
-      return {view(inputs),
-              view(options),
-              view(given(saved, "saved")),
-              {view(up.nll, "gradient of nll"), view(up.entropy, "gradient of entropy"),
-               view(up.lse, "gradient of lse")},
-              {view(out.x, "gradient of x"), view(out.weight, "gradient of weight"),
-               out.accumulate_weight != 0}};
-    });
+    const Arguments arguments = logitless::translated(
+        callee, "backward", logitless::vouched_for(options), [&]() -> Arguments {
+          const logitless_upstream& up = given(upstream, "upstream");
+          const logitless_gradients& out = given(gradients, "gradients");
+          return {view(inputs),
+                  view(options),
+                  view(given(saved, "saved")),
+                  {view(up.nll, "gradient of nll"), view(up.entropy, "gradient of entropy"),
+                   view(up.lse, "gradient of lse")},
+                  {view(out.x, "gradient of x"), view(out.weight, "gradient of weight"),
+                   out.accumulate_weight != 0}};
+        });
     logitless::backward(callee, arguments.inputs, arguments.options, arguments.saved,
                         arguments.upstream, arguments.gradients);
   });
@@ -368,7 +375,8 @@ logitless_status logitless_workspace_configure(logitless_context* context,
                                                const logitless_capacity* capacity) {
   return guarded([&] {
     logitless::Context& callee = given(context, "context").context;
-    callee.configure(logitless::translated(callee, "configure", [&] { return view(capacity); }));
+    callee.configure(
+        logitless::translated(callee, "configure", false, [&] { return view(capacity); }));
   });
 }
 

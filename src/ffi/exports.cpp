@@ -69,10 +69,11 @@ ffi::Tensor allocate(const std::vector<int64_t>& shape, DType dtype, const Devic
 
 // Runs `prepare` (which may fail on this rank alone) and tells the group where it does.
 template <typename Prepare>
-auto announced(Context& context, const char* phase, const Prepare& prepare) {
+auto announced(Context& context, const char* phase, bool assume_uniform, const Prepare& prepare) {
   try {
     return prepare();
   } catch (const Error& failure) {
+    if (assume_uniform) throw;  // no peer waits for a header
     throw announce_failure(context, phase, failure);
   }
 }
@@ -123,7 +124,7 @@ Array<Any> forward_export(ffi::TensorView x, ffi::TensorView weight, ffi::Tensor
     Inputs inputs;
     Options options = options_of(temperature, ignore_index, vocab_start, vocab_size,
                                  sequence_parallel, assume_uniform);
-    const ForwardResults results = announced(*context, "forward", [&] {
+    const ForwardResults results = announced(*context, "forward", assume_uniform, [&] {
       inputs = inputs_of(x, weight, target, temperature_per_token);
       options.memory = policy_of(memory);
       return allocate_forward(*context, inputs, options, return_entropy, keep_for_backward);
@@ -147,7 +148,7 @@ void forward_into_export(ffi::TensorView x, ffi::TensorView weight, ffi::TensorV
     Inputs inputs;
     Outputs outputs;
     Saved saved;
-    announced(*context, "forward", [&] {
+    announced(*context, "forward", assume_uniform, [&] {
       inputs = inputs_of(x, weight, target, temperature_per_token);
       outputs = {view_of("nll", nll), view_of("lse", lse), view_of("entropy", entropy)};
       saved = {view_of("rows", rows), stash_view(view_of("stash", stash))};
@@ -188,7 +189,7 @@ Array<Any> backward_export(OptionalTensor grad_nll, OptionalTensor grad_entropy,
     BackwardCall call;
     Optional<ffi::Tensor> dx;
     Optional<ffi::Tensor> dw;
-    announced(*context, "backward", [&] {
+    announced(*context, "backward", assume_uniform, [&] {
       call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target,
                            temperature_per_token, rows, stash);
       const TensorView& like_x = call.inputs.x;
@@ -217,7 +218,7 @@ void backward_into_export(OptionalTensor grad_nll, OptionalTensor grad_entropy,
     const auto context = find_context(context_number);
     BackwardCall call;
     Gradients gradients;
-    announced(*context, "backward", [&] {
+    announced(*context, "backward", assume_uniform, [&] {
       call = backward_call(grad_nll, grad_entropy, grad_lse, x, weight, target,
                            temperature_per_token, rows, stash);
       gradients = {view_of("gradient of x", dx), view_of("gradient of weight", dw),
