@@ -7,11 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
-
-# The same examples on every run, and no complaint about a slow machine.
-settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=25, database=None)
-settings.load_profile("fixed")
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
