@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
+    commit = evidence.clean_commit(root) if options.record else ""
     cases = [(shape, dtype) for shape in SHAPES for dtype in DTYPES]
     rows = [row for case in track(cases, "measuring") for row in measure(*case, options.rounds)]
     table = Table("M", "H", "V", "dtype", "provider", "variant", "ms", "ratio to eager PyTorch")
@@ -106,8 +108,7 @@ def main() -> None:
     if options.record:
         command = f"python bench/cpu_step.py --rounds {options.rounds} --record"
         not_run = ["GPUs: there are no native kernels for them yet"]
-        root = Path(__file__).resolve().parent.parent
-        print(evidence.record("benchmark", command, rows, [], not_run, root))
+        print(evidence.record("benchmark", commit, command, rows, [], not_run, root))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
 
 import logitless
-from logitless import demo
+from logitless import demo, evidence
 from logitless._backends import AUTO, CHUNKED, CPU, VARIABLE
 
 __all__ = ["main"]
@@ -32,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "doctor": _doctor,
         "validate": _validate,
         "demo": _demo,
+        "evidence": _evidence,
     }
     return commands[given.command](given, parser)
 
@@ -47,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_validate(commands)
     _add_demo(commands)
+    _add_evidence(commands)
     return parser
 
 
@@ -88,6 +95,7 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are")
     add("--threads", type=_count(1), default=1, metavar="T", help="of PyTorch, in each rank")
     add("--json", type=Path, metavar="FILE", help="write every figure there")
+    _add_record(validate)
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -105,6 +113,26 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add("--hidden", type=_count(1), default=demo.DEFAULT_HIDDEN, metavar="H", help="hidden size")
     add("--seed", type=_count(0), default=demo.DEFAULT_SEED, metavar="S", help="of model and data")
     add("--out", type=Path, default=demo.DEFAULT_OUT, metavar="FOLDER", help="for the results")
+    _add_record(parser)
+
+
+def _add_evidence(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "evidence",
+        help="check the recorded measurements, and show them",
+        description="check: validate docs/evidence and print the newest row of every key. "
+        "stamp: name the commit of a clean tree, for a copy of it without git.",
+    )
+    parser.add_argument("action", choices=("check", "stamp"))
+    parser.add_argument("--root", type=Path, default=Path(), help="of the sources (default: .)")
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the figures to docs/evidence, from a clean tree in the current folder",
+    )
 
 
 def _count(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -143,25 +171,37 @@ def _validate(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         parser.error(f"--json: expected a file in an existing folder, got {given.json}")
     from logitless.validate import validate
 
-    try:
-        return validate(
-            ranks=given.ranks,
-            number=given.cases,
-            seed=given.seed,
-            only=given.case,
-            backend=given.backend,
-            dtype=given.dtype,
-            device=given.device,
-            threads=given.threads,
-            report=given.json,
-        )
-    except ValueError as error:
-        parser.error(str(error))
+    commit = _clean_commit(given, parser)
+    with tempfile.TemporaryDirectory(prefix="logitless-validate-") as folder:
+        report = given.json
+        if given.record and report is None:
+            report = Path(folder) / "report.json"
+        try:
+            status = validate(
+                ranks=given.ranks,
+                number=given.cases,
+                seed=given.seed,
+                only=given.case,
+                backend=given.backend,
+                dtype=given.dtype,
+                device=given.device,
+                threads=given.threads,
+                report=report,
+            )
+        except ValueError as error:
+            parser.error(str(error))
+        if given.record:
+            figures = json.loads(report.read_text(encoding="utf-8"))
+            failed = [sentence for case in figures["cases"] for sentence in case["failures"]]
+            _record("options", commit, given, evidence.rows_of_validate(figures), failed)
+    return status
 
 
 def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    del parser
-    return demo.run(
+    commit = _clean_commit(given, parser)
+    report: Path = given.out / "report.json"
+    report.unlink(missing_ok=True)
+    status = demo.run(
         steps=given.steps,
         vocab=given.vocab,
         tokens=given.tokens,
@@ -169,6 +209,52 @@ def _demo(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         seed=given.seed,
         out=given.out,
     )
+    if given.record and report.is_file():
+        figures = json.loads(report.read_text(encoding="utf-8"))
+        rows = evidence.rows_of_demo(figures)
+        _record("convergence", commit, given, rows, figures["failures"])
+    return status
+
+
+def _clean_commit(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """Return the commit that is going to be recorded; "" where nothing is."""
+    if not given.record:
+        return ""
+    try:
+        return evidence.clean_commit(Path())
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        parser.error(f"--record: {error}")
+
+
+def _record(
+    topic: str,
+    commit: str,
+    given: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    failed: list[str],
+) -> None:
+    words = [f"logitless {given.command}"]
+    for name, value in vars(given).items():
+        if name not in ("command", "record", "json", "out") and value is not None:
+            words.append(f"--{name} {value}")
+    command = " ".join([*words, "--record"])
+    print(evidence.record(topic, commit, command, rows, failed, [], Path()))
+
+
+def _evidence(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if given.action == "stamp":
+        try:
+            print(evidence.stamp(given.root))
+        except (ValueError, subprocess.CalledProcessError) as error:
+            parser.error(str(error))
+        return 0
+    folder = given.root / "docs" / "evidence"
+    problems = evidence.check(folder)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if not problems:
+        Console().print(evidence.table(folder))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

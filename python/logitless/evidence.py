@@ -19,8 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
-__all__ = ["TOPICS", "check", "newest_rows", "record"]
+__all__ = [
+    "TOPICS",
+    "check",
+    "clean_commit",
+    "newest_rows",
+    "record",
+    "rows_of_demo",
+    "rows_of_validate",
+    "stamp",
+    "table",
+]
 
 TOPICS = (
     "device-model",
@@ -41,6 +52,7 @@ _ROW = {
     "check": ("what", "variant", "m", "h", "v", "ranks", "metric", "value", "limit", "pass"),
     "memory": ("what", "provider", "variant", "m", "h", "v", "ranks", "bytes"),
 }
+_STAMP = ".evidence-commit"
 _FILE = ("topic", "commit", "dirty", "date", "device", "command", "rows", "failures", "not_run")
 # Rows with the same values here are measurements of the same thing: the newest is quoted.
 _KEY = (
@@ -86,8 +98,34 @@ def _device() -> dict[str, Any]:
     return {"name": _processor(), "count": os.cpu_count(), "torch": torch.__version__}
 
 
+def clean_commit(root: Path) -> str:
+    """Return the commit of the sources under `root`; call it before a run that is recorded.
+
+    Where there is no git (a copy of the tree on a GPU machine) the file `.evidence-commit` names
+    the commit; `logitless evidence stamp` writes it. Raises ValueError for uncommitted changes:
+    such sources could not be found again.
+    """
+    named = root / _STAMP
+    if not (root / ".git").exists() and named.is_file():
+        return named.read_text(encoding="utf-8").strip()
+    commit = _git(root, "rev-parse", "HEAD")
+    # What lies beside the sources without being one of them does no harm.
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    if changed:
+        raise ValueError(f"evidence: expected a clean tree at {commit[:12]}, got {changed!r}")
+    return commit
+
+
+def stamp(root: Path) -> Path:
+    """Write the commit of a clean tree beside the sources, for a copy of them without git."""
+    path = root / _STAMP
+    path.write_text(clean_commit(root) + "\n", encoding="utf-8")
+    return path
+
+
 def record(
     topic: str,
+    commit: str,
     command: str,
     rows: Sequence[dict[str, Any]],
     failures: Sequence[str],
@@ -96,14 +134,8 @@ def record(
 ) -> Path:
     """Write an evidence file under `root`/docs/evidence and return its path.
 
-    Raises ValueError for a tree with uncommitted changes: its sources could not be found again.
+    `commit` is what `clean_commit` returned before the run. Raises ValueError for bad content.
     """
-    commit = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    if changed:
-        raise ValueError(
-            f"evidence: expected a clean tree at {commit[:12]}, got changes:\n{changed}"
-        )
     now = datetime.datetime.now(datetime.timezone.utc)
     content = {
         "topic": topic,
@@ -121,9 +153,89 @@ def record(
         raise ValueError(f"evidence: {problems[0]}")
     folder = root / "docs" / "evidence"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{topic}-{now:%Y%m%d}-{commit[:8]}.json"
+    name = f"{topic}-{now:%Y%m%d}-{commit[:8]}"
+    path, runs = folder / f"{name}.json", 1
+    while path.exists():  # another run of the same sources on the same day
+        runs += 1
+        path = folder / f"{name}-{runs}.json"
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def rows_of_demo(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a demo's report.json."""
+    ranks = len(report["logitless"]["ranks"])
+    shape = {"m": report["tokens"], "h": report["hidden"], "v": report["vocab"]}
+    base = {**shape, "what": "forward+backward", "variant": "stash", "dtype": "fp32"}
+    group = {"ranks": ranks, "hosts": 1, "transport": "gloo"}
+    ours, theirs = report["logitless"]["memory"], report["ordinary"]["memory"]
+    difference = report["largest_difference_last_half"]
+    last = {head: report[head]["losses"][-10:] for head in ("ordinary", "logitless")}
+    return [
+        {
+            "kind": "check",
+            **base,
+            **group,
+            "what": "training",
+            "metric": "largest_loss_difference_last_half_nats",
+            "value": difference,
+            "limit": 0.02,
+            "pass": difference <= 0.02,
+            "steps": report["steps"],
+            "first_loss": report["ordinary"]["losses"][0],
+            "last_loss": sum(last["logitless"]) / len(last["logitless"]),
+            "last_loss_ordinary": sum(last["ordinary"]) / len(last["ordinary"]),
+            "seconds": report["seconds"],
+        },
+        {"kind": "memory", **base, "provider": "torch-eager", "ranks": 1, "bytes": theirs},
+        {
+            "kind": "memory",
+            **base,
+            **group,
+            "provider": "logitless",
+            "bytes": ours,
+            "limit": theirs // 2,
+            "pass": ours <= theirs // 2,
+        },
+    ]
+
+
+def rows_of_validate(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the worst case of every dtype, backend and quantity of a validation's JSON."""
+    worst: dict[tuple[str, str, str], tuple[float, dict[str, Any]]] = {}
+    for case in report["cases"]:
+        for quantity, value in case["ratios"].items():
+            number = float(value)
+            key = (case["dtype"], case["backend"], quantity)
+            if key not in worst or not number <= worst[key][0]:  # NaN is worse than any number
+                worst[key] = (number, case)
+    rows: list[dict[str, Any]] = []
+    for (dtype, backend, quantity), (number, case) in worst.items():
+        m, h, v = (int(size) for size in case["shape"].split()[0].split("×"))
+        same = [
+            one for one in report["cases"] if (one["dtype"], one["backend"]) == (dtype, backend)
+        ]
+        rows.append(
+            {
+                "kind": "check",
+                "what": "validate",
+                "provider": backend,
+                "variant": f"worst of {len(same)} random cases, seed {report['seed']}",
+                "options": case["options"],
+                "dtype": dtype,
+                "m": m,
+                "h": h,
+                "v": v,
+                "ranks": report["ranks"],
+                "hosts": 1,
+                "transport": "gloo" if report["ranks"] > 1 else "none",
+                "metric": f"error_over_limit_{quantity}",
+                "value": number,
+                "limit": 1.0,
+                "pass": number <= 1.0,
+            }
+        )
+    return rows
 
 
 def _problems(content: dict[str, Any]) -> list[str]:
@@ -180,3 +292,27 @@ def newest_rows(folder: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]
             named = {**row, "device": content["device"]["name"]}
             newest[tuple(named.get(name) for name in _KEY)] = (content, row)
     return newest.values()
+
+
+def table(folder: Path) -> Table:
+    """Return the newest row of every key."""
+    shown = Table("topic", "device", "what", "provider", "M×H×V", "ranks", "figure", "commit")
+    for content, row in newest_rows(folder):
+        if row["kind"] == "speed":
+            figure = f"{row['ms']} ms, {row.get('ratio', '-')} × {row.get('reference', '-')}"
+        elif row["kind"] == "memory":
+            figure = f"{row['bytes'] / 2**20:.1f} MiB"
+        else:
+            verdict = "pass" if row["pass"] else "FAIL"
+            figure = f"{row['metric']} {row['value']:.3g} (limit {row['limit']}) {verdict}"
+        shown.add_row(
+            content["topic"],
+            content["device"]["name"],
+            f"{row['what']}, {row['variant']}, {row.get('dtype', '-')}",
+            str(row.get("provider", "-")),
+            f"{row['m']}×{row['h']}×{row['v']}",
+            str(row["ranks"]),
+            figure,
+            content["commit"][:8],
+        )
+    return shown
