@@ -26,6 +26,8 @@ QUANTITIES = ("nll", "lse", "entropy", "dX", "dW")
 # A gradient may be this much worse than PyTorch's own in the same dtype, or within the floor.
 _MARGIN = 1.5
 _BF16_NORM, _BF16_ROWS = 3e-3, 5e-3
+# A norm of few elements is a few roundings, of which three (E, X', the result) may meet in each.
+_FEW_ELEMENTS, _BF16_FEW = 512, 6e-3
 # The 99th percentile of rows says something from here on; rows this far below the largest do not.
 _LEAST_ROWS = 100
 _LEAST_ROW = 1e-6
@@ -221,7 +223,10 @@ def _gradient_errors(
     spare = float(slope.norm())
     if start is not None:
         spare += torch.finfo(start.dtype).eps * float(start.double().norm())
-    most = max(_MARGIN * float(plain.norm()) / norm, floors[0]) + spare / norm
+    floor = floors[0]
+    if floor == _BF16_NORM and want.numel() < _FEW_ELEMENTS:
+        floor = _BF16_FEW
+    most = max(_MARGIN * float(plain.norm()) / norm, floor) + spare / norm
     pairs = [(float(off.norm()) / norm, most)]
     sizes = want.norm(dim=1)
     telling = sizes > _LEAST_ROW * float(sizes.max())
