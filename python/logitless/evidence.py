@@ -105,10 +105,10 @@ def clean_commit(root: Path) -> str:
     the commit; `logitless evidence stamp` writes it. Raises ValueError for uncommitted changes:
     such sources could not be found again.
     """
-    named = root / _STAMP
-    if not (root / ".git").exists() and named.is_file():
-        return named.read_text(encoding="utf-8").strip()
-    commit = _git(root, "rev-parse", "HEAD")
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return (root / _STAMP).read_text(encoding="utf-8").strip()
     # What lies beside the sources without being one of them does no harm.
     changed = _git(root, "status", "--porcelain", "--untracked-files=no")
     if changed:
