@@ -24,6 +24,7 @@ __all__ = ["main"]
 
 _CASES = 24
 _MOST_RANKS = 64
+_EVIDENCE_WIDTH = 220  # columns where the output is no terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +254,10 @@ def _evidence(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:
-        Console().print(evidence.table(folder))
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_EVIDENCE_WIDTH)
+        console.print(evidence.table(folder))
     return 1 if problems else 0
 
 
