@@ -62,7 +62,7 @@ def test_our_part_of_the_error_is_small(seed: int, dtype: torch.dtype) -> None:
     """Where the logits are exact in float32 what remains is ours alone."""
     p = exact_problem(64, 32, 2500, dtype, seed)
     result, wanted = run(p), truth(p)
-    # The entropy is a difference of moments about an anchor that peaked rows leave tens of orders below.
+    # The entropy is a difference of moments, about an anchor tens of orders below a peaked row.
     for name, share in (("nll", 2e-6), ("lse", 2e-6), ("entropy", 1e-5)):
         want = getattr(wanted, name)
         limit = share * want.abs().clamp(min=1.0)
