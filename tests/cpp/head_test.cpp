@@ -297,6 +297,7 @@ TEST_CASE("padding is left out of everything and its gradient is zero") {
 TEST_CASE("backward can be repeated and modifies nothing that it was given") {
   for (const MemoryPolicy& memory : {MemoryPolicy::stash(), MemoryPolicy::recompute()}) {
     const Case problem = make_case({.tokens = 33, .hidden = 16, .shards = {300}});
+    // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): calls write through views
     const Case untouched = problem;
     Call call(problem);
     call.options.memory = memory;

@@ -37,7 +37,7 @@ void check_all_policies(const Case& problem, Ask ask = {}) {
 }
 
 // x[:, 0] = 1 and every other logit comes from the rest, so that w[v, 0] is added to logit v.
-Case case_with_offsets(Spec spec) {
+Case case_with_offsets(const Spec& spec) {
   Case result = make_case(spec);
   for (int64_t i = 0; i < spec.tokens; ++i) result.x.set(i, 0, 1.0);
   for (int64_t v = 0; v < result.vocab_rows(); ++v) result.set_weight(v, 0, 0.0);
