@@ -20,6 +20,7 @@ __all__ = [
     "Backward",
     "Call",
     "Forward",
+    "Operands",
     "Plan",
     "agree",
     "announce_failure",
@@ -46,6 +47,21 @@ _module: Any = None
 _unavailable: str | None = None
 _functions: dict[str, Callable[..., Any]] = {}
 _interrupt = threading.local()
+
+
+class Operands(NamedTuple):
+    """What every call of the operation takes, in the order of the library's exports."""
+
+    x: torch.Tensor  # [M, H] (sequence parallel: [M_r, H])
+    weight: torch.Tensor  # [V_r, H]
+    target: torch.Tensor  # [M]
+    temperature_per_token: torch.Tensor | None  # [M] float32
+    temperature: float
+    ignore_index: int
+    vocab_start: int  # −1: not given
+    vocab_size: int  # −1: not given
+    sequence_parallel: bool
+    assume_uniform: bool
 
 
 class Forward(NamedTuple):
@@ -175,172 +191,38 @@ def _call(name: str, *args: Any) -> Any:
         raise
 
 
-def forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    temperature_per_token: torch.Tensor | None,
-    temperature: float,
-    ignore_index: int,
-    vocab_start: int,
-    vocab_size: int,
-    sequence_parallel: bool,
-    assume_uniform: bool,
-    return_entropy: bool,
-    keep_for_backward: bool,
-    memory: int,
-    context: int,
-) -> Forward:
-    """Compute the loss into new tensors. Collective over the context's group."""
-    nll, lse, entropy, rows, stash = _call(
-        "fused_linear_scaled_cross_entropy_forward",
-        x,
-        weight,
-        target,
-        temperature_per_token,
-        temperature,
-        ignore_index,
-        vocab_start,
-        vocab_size,
-        sequence_parallel,
-        assume_uniform,
-        return_entropy,
-        keep_for_backward,
-        memory,
-        context,
-    )
-    return Forward(nll, lse, entropy, rows, stash)
+def forward(*arguments: Any) -> Forward:
+    """Compute the loss into new tensors. Collective over the context's group.
+
+    Takes (*Operands, return_entropy, keep_for_backward, memory, context).
+    """
+    return Forward(*_call("fused_linear_scaled_cross_entropy_forward", *arguments))
 
 
-def forward_into(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    temperature_per_token: torch.Tensor | None,
-    temperature: float,
-    ignore_index: int,
-    vocab_start: int,
-    vocab_size: int,
-    sequence_parallel: bool,
-    assume_uniform: bool,
-    nll: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    stash: torch.Tensor | None,
-    context: int,
-) -> None:
-    """Compute the loss into the caller's tensors; as many columns are stashed as `stash` has."""
-    _call(
-        "fused_linear_scaled_cross_entropy_forward_into",
-        x,
-        weight,
-        target,
-        temperature_per_token,
-        temperature,
-        ignore_index,
-        vocab_start,
-        vocab_size,
-        sequence_parallel,
-        assume_uniform,
-        nll,
-        lse,
-        entropy,
-        rows,
-        stash,
-        context,
-    )
+def forward_into(*arguments: Any) -> None:
+    """Compute the loss into the caller's tensors; as many columns are stashed as `stash` has.
+
+    Takes (*Operands, nll, lse, entropy | None, rows | None, stash | None, context).
+    """
+    _call("fused_linear_scaled_cross_entropy_forward_into", *arguments)
 
 
-def backward(
-    grad_nll: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    temperature_per_token: torch.Tensor | None,
-    temperature: float,
-    ignore_index: int,
-    vocab_start: int,
-    vocab_size: int,
-    sequence_parallel: bool,
-    assume_uniform: bool,
-    rows: torch.Tensor,
-    stash: torch.Tensor | None,
-    want_input_grad: bool,
-    want_weight_grad: bool,
-    context: int,
-) -> Backward:
-    """Compute the gradients into new tensors. Collective over the context's group."""
-    dx, dw = _call(
-        "fused_linear_scaled_cross_entropy_backward",
-        grad_nll,
-        grad_entropy,
-        grad_lse,
-        x,
-        weight,
-        target,
-        temperature_per_token,
-        temperature,
-        ignore_index,
-        vocab_start,
-        vocab_size,
-        sequence_parallel,
-        assume_uniform,
-        rows,
-        stash,
-        want_input_grad,
-        want_weight_grad,
-        context,
-    )
-    return Backward(dx, dw)
+def backward(*arguments: Any) -> Backward:
+    """Compute the gradients into new tensors. Collective over the context's group.
+
+    Takes (grad_nll | None, grad_entropy | None, grad_lse | None, *Operands, rows, stash | None,
+    want_input_grad, want_weight_grad, context).
+    """
+    return Backward(*_call("fused_linear_scaled_cross_entropy_backward", *arguments))
 
 
-def backward_into(
-    grad_nll: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    temperature_per_token: torch.Tensor | None,
-    temperature: float,
-    ignore_index: int,
-    vocab_start: int,
-    vocab_size: int,
-    sequence_parallel: bool,
-    assume_uniform: bool,
-    rows: torch.Tensor,
-    stash: torch.Tensor | None,
-    dx: torch.Tensor | None,
-    dw: torch.Tensor | None,
-    accumulate_weight: bool,
-    context: int,
-) -> None:
-    """Compute the gradients into the caller's tensors; `dw` may be added to (main_grad)."""
-    _call(
-        "fused_linear_scaled_cross_entropy_backward_into",
-        grad_nll,
-        grad_entropy,
-        grad_lse,
-        x,
-        weight,
-        target,
-        temperature_per_token,
-        temperature,
-        ignore_index,
-        vocab_start,
-        vocab_size,
-        sequence_parallel,
-        assume_uniform,
-        rows,
-        stash,
-        dx,
-        dw,
-        accumulate_weight,
-        context,
-    )
+def backward_into(*arguments: Any) -> None:
+    """Compute the gradients into the caller's tensors; dW may be added to one (main_grad).
+
+    Takes (grad_nll | None, grad_entropy | None, grad_lse | None, *Operands, rows, stash | None,
+    dx | None, dw | None, accumulate_weight, context).
+    """
+    _call("fused_linear_scaled_cross_entropy_backward_into", *arguments)
 
 
 def plan(

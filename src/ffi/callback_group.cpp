@@ -7,7 +7,7 @@ namespace logitless::ffi_glue {
 
 namespace {
 
-// Memory of the exchange: lent to the callback, neither allocated nor freed here.
+// Memory of the exchange: the callback only borrows it; it is neither allocated nor freed here.
 struct BorrowedMemory {
   void* data;
   // NOLINTBEGIN(readability-identifier-naming): the names that TVM FFI calls
