@@ -55,7 +55,7 @@ void fill_projection_rows(const LocalCall& call, const ProjectionRows& rows) {
     const int64_t column = id - problem.vocab_start;
     const bool owned = counts && column >= 0 && column < live_rows;
     rows.scale[token] =
-        real ? static_cast<float>(std::numbers::log2e / temperature_at(call, token)) : 0.0F;
+        counts ? static_cast<float>(std::numbers::log2e / temperature_at(call, token)) : 0.0F;
     rows.anchor[token] = 0.0F;
     rows.target[token] = owned ? static_cast<int32_t>(column) : -1;
     rows.live[token] = counts ? -1 : 0;
