@@ -118,8 +118,8 @@ struct ProductSm100 {
     auto in = tile::RingState<kStages>::consumer();
     auto acc = tile::RingState<kAccums>::producer();
     for (int tile = hw::cluster_id(); tile < tiles.count(); tile += hw::cluster_count()) {
-      hw::wait(s.accums.finished[acc.stage],
-               acc.phase);  // the fence below orders this wait as well
+      // The fence below orders this wait as well.
+      hw::wait(s.accums.finished[acc.stage], acc.phase);
       for (int k = 0; k < tiles.k_blocks; ++k, in.advance()) {
         hw::wait(s.inputs.arrived[in.stage], in.phase);
         hw::tcgen05_after_sync();

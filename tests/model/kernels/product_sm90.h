@@ -170,7 +170,6 @@ struct ProductSm90 {
         write_exponentials(p, s, block, z, anchor, stores);
         add_sums(p, block, static_cast<int>(tiles.n_tiles));
       }
-      hw::warp_sync();  // rows past the last token have gone other ways
     }
     if (hw::thread() % 128 == 0) hw::bulk_wait_read<0>();  // before shared memory goes
   }

@@ -2,22 +2,11 @@
 // Asynchronous copies: TMA tensors and plain bytes. The device model's half of ptx/copy.h.
 #pragma once
 
-#include "cuda/hw/descriptors.h"
 #include "cuda/hw/model/memory.h"
+#include "cuda/hw/tensor_shape.h"
 
 namespace hw {
 
-enum class Element { kBf16, kF32 };
-HW_BOTH int element_bytes(Element element) { return element == Element::kBf16 ? 2 : 4; }
-
-/// What a tensor map holds: a row-major matrix and the box that one copy moves. Elements outside the
-/// matrix are read as zero and never written; a load still counts the whole box.
-struct TensorShape {
-  Element element = Element::kBf16;
-  uint64_t rows, columns, pitch_bytes;
-  uint32_t box_rows, box_columns;
-  Swizzle swizzle = Swizzle::k128;
-};
 struct alignas(64) TensorMap {
   void* base;
   TensorShape shape;
@@ -38,9 +27,7 @@ void bulk_wait(int pending, bool read_only, Site site);
 
 }  // namespace model
 
-/// Host side: describes `base` to the copy engine. Throws std::invalid_argument, with the values, for
-/// what the engine cannot do (base and pitch in multiples of 16 bytes, boxes of at most 256 rows, a
-/// box no wider than the swizzle's pattern).
+/// Host side: describes `base` to the copy engine. Throws what check_tensor_shape throws.
 template <class T>
 TensorMap tensor_map(Global<T> base, const TensorShape& shape) {
   return model::tensor_map(const_cast<void*>(static_cast<const void*>(base.address())), shape);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies: TMA boxes and plain bytes, loads with mbarriers, stores with bulk groups.
 #include <cstring>
-#include <stdexcept>
 
 #include "cuda/hw/model/engine/global_memory.h"
 #include "cuda/hw/model/engine/mbarrier.h"
@@ -10,35 +9,9 @@
 
 namespace hw::model {
 
-TensorMap tensor_map(void* base, const TensorShape& s) {
-  const auto refuse = [](const std::string& what) {
-    throw std::invalid_argument("tensor map: " + what);
-  };
-  const auto bytes = static_cast<uint64_t>(element_bytes(s.element));
-  if (base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0) {
-    refuse("expected a base address that is a multiple of 16");
-  }
-  if (s.pitch_bytes % 16 != 0) {
-    refuse(format("expected a pitch in multiples of 16 bytes, got %llu",
-                  static_cast<unsigned long long>(s.pitch_bytes)));
-  }
-  if (s.rows < 1 || s.columns < 1 || s.columns * bytes > s.pitch_bytes) {
-    refuse(format("expected rows >= 1 and columns that fit a pitch of %llu bytes, got %llu x %llu",
-                  static_cast<unsigned long long>(s.pitch_bytes),
-                  static_cast<unsigned long long>(s.rows),
-                  static_cast<unsigned long long>(s.columns)));
-  }
-  if (s.box_rows < 1 || s.box_rows > 256 || s.box_columns < 1 || s.box_columns > 256) {
-    refuse(format("expected a box of 1..256 x 1..256, got %u x %u", s.box_rows, s.box_columns));
-  }
-  const uint64_t row = s.box_columns * bytes;
-  if (row % 16 != 0 || (s.swizzle != Swizzle::kNone && row != swizzle_bytes(s.swizzle))) {
-    refuse(format(
-        "expected box rows of %s bytes, got %llu",
-        s.swizzle == Swizzle::kNone ? "16 n" : std::to_string(swizzle_bytes(s.swizzle)).c_str(),
-        static_cast<unsigned long long>(row)));
-  }
-  return {base, s};
+TensorMap tensor_map(void* base, const TensorShape& shape) {
+  check_tensor_shape(base, shape);
+  return {base, shape};
 }
 
 namespace {

@@ -261,6 +261,7 @@ struct Cta {
   std::vector<float> tmem;  // [lane][column]
   std::array<std::array<TmemColumn, kTmemColumns>, 4> columns;
   std::vector<Range> tmem_allocations;  // offset: column
+  std::vector<uint32_t> tmem_bases;     // of every allocation so far
   bool tmem_relinquished = false;
   int tmem_group = 0;
 };

@@ -65,37 +65,37 @@ void check_base(uint32_t start, uint64_t base, Swizzle swizzle, const char* what
 Operand decode_wgmma(uint64_t descriptor, const char* what) {
   using D = WgmmaOperand;
   check_reserved(descriptor,
-                 D::kStart.put(~0ULL) | D::kLeading.put(~0ULL) | D::kStride.put(~0ULL) |
-                     D::kBase.put(~0ULL) | D::kSwizzle.put(~0ULL),
+                 D::Start::put(~0ULL) | D::Leading::put(~0ULL) | D::Stride::put(~0ULL) |
+                     D::Base::put(~0ULL) | D::SwizzleMode::put(~0ULL),
                  what);
-  const Operand operand{static_cast<uint32_t>(D::kStart.get(descriptor)) << 4,
-                        {static_cast<uint32_t>(D::kLeading.get(descriptor)) << 4,
-                         static_cast<uint32_t>(D::kStride.get(descriptor)) << 4,
-                         swizzle_of(D::kSwizzle.get(descriptor), false, what, descriptor)}};
-  check_base(operand.start, D::kBase.get(descriptor), operand.layout.swizzle, what, descriptor);
+  const Operand operand{static_cast<uint32_t>(D::Start::get(descriptor)) << 4,
+                        {static_cast<uint32_t>(D::Leading::get(descriptor)) << 4,
+                         static_cast<uint32_t>(D::Stride::get(descriptor)) << 4,
+                         swizzle_of(D::SwizzleMode::get(descriptor), false, what, descriptor)}};
+  check_base(operand.start, D::Base::get(descriptor), operand.layout.swizzle, what, descriptor);
   return operand;
 }
 
 Operand decode_umma(uint64_t descriptor, const char* what) {
   using D = UmmaOperand;
   check_reserved(descriptor,
-                 D::kStart.put(~0ULL) | D::kLeading.put(~0ULL) | D::kStride.put(~0ULL) |
-                     D::kVersion.put(~0ULL) | D::kBase.put(~0ULL) | D::kAbsolute.put(~0ULL) |
-                     D::kSwizzle.put(~0ULL),
+                 D::Start::put(~0ULL) | D::Leading::put(~0ULL) | D::Stride::put(~0ULL) |
+                     D::Version::put(~0ULL) | D::Base::put(~0ULL) | D::Absolute::put(~0ULL) |
+                     D::SwizzleMode::put(~0ULL),
                  what);
-  if (D::kVersion.get(descriptor) != 1) {
+  if (D::Version::get(descriptor) != 1) {
     bad_field(what, descriptor,
               format("version (bits 46-48) is %llu, it must be 1",
-                     static_cast<unsigned long long>(D::kVersion.get(descriptor))));
+                     static_cast<unsigned long long>(D::Version::get(descriptor))));
   }
-  if (D::kAbsolute.get(descriptor) != 0) {
+  if (D::Absolute::get(descriptor) != 0) {
     bad_field(what, descriptor, "leading offset mode is absolute, which the model does not know");
   }
-  const Operand operand{static_cast<uint32_t>(D::kStart.get(descriptor)) << 4,
-                        {static_cast<uint32_t>(D::kLeading.get(descriptor)) << 4,
-                         static_cast<uint32_t>(D::kStride.get(descriptor)) << 4,
-                         swizzle_of(D::kSwizzle.get(descriptor), true, what, descriptor)}};
-  check_base(operand.start, D::kBase.get(descriptor), operand.layout.swizzle, what, descriptor);
+  const Operand operand{static_cast<uint32_t>(D::Start::get(descriptor)) << 4,
+                        {static_cast<uint32_t>(D::Leading::get(descriptor)) << 4,
+                         static_cast<uint32_t>(D::Stride::get(descriptor)) << 4,
+                         swizzle_of(D::SwizzleMode::get(descriptor), true, what, descriptor)}};
+  check_base(operand.start, D::Base::get(descriptor), operand.layout.swizzle, what, descriptor);
   return operand;
 }
 
