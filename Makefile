@@ -6,7 +6,7 @@
 PYTHON ?= python3
 export PYTHON
 
-.PHONY: demo test lint format setup clean
+.PHONY: demo test mutate lint format setup clean
 
 demo:
 	@scripts/setup
@@ -15,6 +15,10 @@ demo:
 test:
 	@scripts/setup
 	@scripts/test
+
+mutate:
+	@scripts/setup tools
+	@.venv/bin/python tests/mutation/mutate.py --set all
 
 lint:
 	@scripts/setup tools
