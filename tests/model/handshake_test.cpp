@@ -53,7 +53,7 @@ class Call {
     return world_.download(p_.rank[rank].abort.failure, 1)[0];
   }
 
-  /// Every call gives input + flags, where all agreed, or NaN everywhere. No flags: some did not come.
+  /// Every call gives input + flags, where all agreed, or NaN everywhere. No flags: not all came.
   std::string check_output(bool agreed, std::optional<uint32_t> flags) const {
     for (int r = 0; r < ranks_; ++r) {
       if (r == p_.absent) continue;

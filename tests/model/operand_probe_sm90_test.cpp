@@ -66,15 +66,6 @@ TEST_CASE("operand_probe_sm90: each wrong field shows, unused ones do not") {
   }
 }
 
-TEST_CASE("operand_probe_sm90: a start inside the swizzle's pattern needs its base offset") {
-  Probe probe =
-      right_probe(128, hw::Major::kK, hw::Swizzle::k128, hw::Major::kK, hw::Swizzle::k128);
-  for (auto& start : probe.a.starts) start += 512;
-  std::string wrong;
-  const std::string fault = run(probe, 1, wrong);
-  CHECK_MESSAGE(fault.find("base offset is 0") != std::string::npos, fault);
-}
-
 TEST_CASE("operand_probe_sm90: reads outside shared memory are refused") {
   Probe probe =
       right_probe(128, hw::Major::kK, hw::Swizzle::k128, hw::Major::kK, hw::Swizzle::k128);

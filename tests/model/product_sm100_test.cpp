@@ -194,6 +194,11 @@ TEST_CASE("product_sm100: fewer words than a tile, fewer tokens than a warp") {
   for_seeds(6, [&](uint64_t seed) { return run_exponentials(problem, 3, seed); });
 }
 
+TEST_CASE("product_sm100: anchors below zero") {
+  const Problem problem(40, 1, 8);  // the products past the only word are 0, and no anchors
+  for_seeds(3, [&](uint64_t seed) { return run_exponentials(problem, 1, seed); });
+}
+
 TEST_CASE("product_sm100: raw products") {
   const Problem problem(300, 520, 72);
   for_seeds(6, [&](uint64_t seed) { return run_raw(problem, 2, seed); });

@@ -73,7 +73,7 @@ class Exchange {
     }
     return "";
   }
-  /// What is left when a rank is missing: no number on any other, and nothing pushed once they know.
+  /// What is left when a rank is missing: no number on any other, nothing pushed once they know.
   std::string check_nothing(int ranks) const {
     for (int r = 0; r < ranks; ++r) {
       const auto pushed = world_.download(p_.rank[r].pushed, all());

@@ -51,7 +51,8 @@ class GpuMachine {
   template <class K>
   void launch(int clusters, const typename K::Params& params) {
     check(hw::launch<K>(clusters, params, cudaStream_t{}), "launch");
-    check(cudaDeviceSynchronize(), "kernel");
+    const cudaError_t status = cudaDeviceSynchronize();
+    if (status != cudaSuccess) check(status, ("kernel: " + hw::launch_failure<K>()).c_str());
   }
 
  private:
@@ -106,6 +107,7 @@ void run(const char* path) {
   std::ifstream file(path, std::ios::binary);
   const uint64_t expected = number_from(file);
   if (!file) throw std::runtime_error(std::string(path) + ": could not be read");
+  check(hw::watch_launches(), "watch_launches");
   uint64_t seen = 0;
   run_cases<GpuMachine>([&](const Result& gpu) {
     const Difference difference = compare(gpu, next_result(file, gpu));

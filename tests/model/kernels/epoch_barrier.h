@@ -5,8 +5,8 @@
 //   a rank's last CTA   epoch += 1; every rank's inbox <- epoch (st.release.sys)
 //   every CTA           waits until its rank's inbox holds the epoch of every rank
 //
-// Epochs only grow, so nothing has to be reset. They live in device memory: as an argument they would
-// be frozen in a CUDA graph.
+// Epochs only grow, so nothing has to be reset. They live in device memory: as an argument they
+// would be frozen in a CUDA graph.
 #pragma once
 
 #include "cuda/hw/hw.h"
@@ -41,8 +41,8 @@ class EpochBarrier {
         rank_(Seat::of(ctas).rank),
         epoch_(hw::ld(sides[rank_].epoch)) {}
 
-  /// All threads of all CTAs of all ranks; then each sees what the others wrote before it. False, in
-  /// every thread of the CTA, if another rank did not come. `came` is for this function alone.
+  /// All threads of all CTAs of all ranks; then each sees what the others wrote before it. False,
+  /// in every thread of the CTA, if another rank did not come. `came` is for this function alone.
   HW_FN bool meet(hw::Cell<uint32_t>& came) {
     ++epoch_;
     ++meetings_;
@@ -94,9 +94,9 @@ HW_FN void end_call(hw::Global<uint32_t> ended, uint32_t arrivals, hw::Global<ui
   hw::wait_flag<hw::Order::kAcquire, hw::Scope::kGpu>(ended, arrivals);
 }
 
-/// Rounds: every thread writes a word to its rank's board, meets, and adds up what the threads of its
-/// neighbour's number have written in all CTAs of all ranks. Two boards are enough: who writes to one
-/// again has met everybody after they read it.
+/// Rounds: every thread writes a word to its rank's board, meets, and adds up what the threads of
+/// its neighbour's number have written in all CTAs of all ranks. Two boards are enough: who writes
+/// to one again has met everybody after they read it.
 struct BarrierRounds {
   static constexpr int kThreads = 64, kCluster = 1;
   static constexpr uint32_t kNothing = 0xFFFFFFFF;  // in place of a sum, if another rank is missing

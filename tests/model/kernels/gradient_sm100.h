@@ -196,7 +196,6 @@ struct GradientSm100 {
           hw::arrive_at(hw::leader_address(hw::address(s.accums.finished[acc.stage])));
           publish(p.blocks_done + work.block(tile, cta, part));
         }
-        hw::warp_sync();  // tcgen05.ld wants the warp together again
       }
     }
   }
@@ -266,7 +265,7 @@ struct GradientSm100 {
   }
 
   static HW_FN void run(const Params& p, Smem& s) {
-    const int warp = hw::warp();
+    const int warp = hw::uniform(hw::warp());
     if (warp == kLoadWarp && hw::elect_one()) {
       s.inputs.init(1 /* the leader's load thread */, 1 /* one commit */);
       s.accums.init(1 /* one commit */, kCluster * kEpilogueWarps /* one lane of each warp */);

@@ -155,7 +155,7 @@ struct GradientSm90 {
   }
 
   static HW_FN void run(const Params& p, Smem& s) {
-    const int group = hw::warp() / 4 - 1;
+    const int warp = hw::uniform(hw::warp()), group = warp / 4 - 1;
     if (hw::thread() == 0) {
       s.inputs.init(1 /* the load thread */, kConsumers /* one thread of each warpgroup */);
       hw::fence_barrier_init();
@@ -164,7 +164,7 @@ struct GradientSm90 {
 
     if (group < 0) {
       hw::registers_down<40>();
-      if (hw::warp() == kLoadWarp && hw::elect_one()) load(p, s);
+      if (warp == kLoadWarp && hw::elect_one()) load(p, s);
     } else {
       hw::registers_up<232>();
       consume(p, s, group);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first thing of a call: ranks tell each other what they were called with, before any data moves.
+// The first thing of a call: ranks tell each other what they were called with, before any data
+// moves.
 //
 //   a rank's CTA 0   header -> every rank's inbox, then sent <- epoch (st.release.sys)
 //   every CTA        waits for all headers; compares them with its own; joins the flags
 //
-// If two headers differ, both ranks and all others see it: each records the error and gives NaN. If a
-// rank never comes, the others stop waiting, say for whom, and give NaN. The kernel ends in every case.
+// If two headers differ, both ranks and all others see it: each records the error and gives NaN. If
+// a rank never comes, the others stop waiting, say for whom, and give NaN. The kernel ends in every
+// case.
 #pragma once
 
 #include "cuda/hw/hw.h"
@@ -76,7 +78,8 @@ struct Handshake {
     return (static_cast<int>(epoch & 1) * p.ranks + rank) * kCells;
   }
 
-  /// Each lane tells one rank. A rank that has given up sends nothing more: its peers may be calls behind.
+  /// Each lane tells one rank. A rank that has given up sends nothing more: its peers may be calls
+  /// behind.
   static HW_FN void send(const Params& p, Seat seat, uint32_t epoch) {
     const Header& h = p.rank[seat.rank].header;
     if (hw::lane() >= p.ranks) return;
@@ -118,7 +121,6 @@ struct Handshake {
   }
   /// The warp's: all came, the flags joined, the error of the lowest peer.
   static HW_FN Verdict join(Verdict v) {
-    hw::warp_sync();
     v.came = hw::ballot(v.came) == 0xFFFFFFFF;
     HW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
       v.flags |= hw::shfl_xor(v.flags, mask);
@@ -137,7 +139,6 @@ struct Handshake {
   /// The first warp exchanges headers for its CTA.
   static HW_FN void exchange(const Params& p, Smem& s, Seat seat, int call, uint32_t epoch) {
     if (seat.cta == 0) send(p, seat, epoch);
-    hw::warp_sync();
     const Verdict v = join(judge(p, seat, epoch));
     if (hw::lane() != 0) return;
     if (seat.cta == 0) record(p, seat, call, v);
@@ -163,15 +164,12 @@ struct Handshake {
     HW_LOOP for (int call = 0; call < p.calls; ++call) {
       ++epoch;
       if (hw::warp() == 0) exchange(p, s, seat, call, epoch);
-      hw::warp_sync();
-      hw::cta_sync();  // the CTA knows whether all agree
+      hw::cta_sync();  // the CTA has read the inbox, and knows whether all agree
       write(p, s, seat, call);
-      hw::cta_sync();  // the CTA has ended its call
       if (hw::thread() == 0) {
         end_call(mine.ended, static_cast<uint32_t>(p.ctas * (call + 1)), mine.epoch, epoch);
       }
-      hw::warp_sync();
-      hw::cta_sync();
+      hw::cta_sync();  // every CTA of the rank has read the inbox, and this one its verdict
     }
   }
 };

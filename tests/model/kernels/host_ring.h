@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of ranks that cannot reach each other's memory: parts go round by one-sided messages, and every
-// rank adds them in tree order.
+// A ring of ranks that cannot reach each other's memory: parts go round by one-sided messages, and
+// every rank adds them in tree order.
 //
 //   send warp      own part -> outbox --message--> the next rank's inbox, step 0
 //   receive warp   inbox, step n -> outbox --message--> the next rank's inbox, step n + 1
 //                  sum of the inbox and the own part, then a credit to the rank before
 //
-// Each CTA is a channel of its own and counts its chunks in epochs. Outbox and inbox are there twice, by
-// the epoch's parity. The credit of an epoch says that its inbox may be overwritten, and also that every
-// message of that epoch has arrived, so that its outbox may be. Messages do not wait for each other, so
-// each parity has signals of its own: a late one cannot overwrite a newer one.
+// Each CTA is a channel of its own and counts its chunks in epochs. Outbox and inbox are there
+// twice, by the epoch's parity. The credit of an epoch says that its inbox may be overwritten, and
+// also that every message of that epoch has arrived, so that its outbox may be. Messages do not
+// wait for each other, so each parity has signals of its own: a late one cannot overwrite a newer
+// one.
 #pragma once
 
 #include "cuda/hw/hw.h"
@@ -148,7 +149,6 @@ struct HostRing {
     } else {
       receive(p, channel);
     }
-    hw::warp_sync();
     hw::cta_sync();  // both warps have read the epoch
     if (hw::thread() == 0) {
       hw::st(channel.mine.epoch + channel.cta, channel.first + static_cast<uint64_t>(p.chunks) - 1);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce in the switch: every rank writes its part, the owner of a shard reads the sum of all parts
-// through the multicast address, and writes it to all ranks through another.
+// All-reduce in the switch: every rank writes its part, the owner of a shard reads the sum of all
+// parts through the multicast address, and writes it to all ranks through another.
 //
 //   part --st--> barrier --fence.proxy.alias--> ld_reduce --> multimem.st --> counter of every rank
 //                                               (the owner's shard)               |
 //   output <--ld-- sum <--fence.proxy.alias-- all shards are there <--------------'
 //
-// The switch promises no order of its additions: only exactly representable sums are equal everywhere.
+// The switch promises no order of its additions: only exactly representable sums are equal in every
+// run.
 #pragma once
 
 #include "cuda/hw/hw.h"
@@ -57,8 +58,8 @@ struct MultimemReduce {
       hw::multimem_store(p.sums + at, as_cell(hw::multimem_load_add(p.parts + at)));
     }
   }
-  /// The whole CTA: tells every rank, and waits for every owner. The counter has no single writer: a
-  /// failure names this rank as its own peer.
+  /// The whole CTA: tells every rank, and waits for every owner. The counter has no single writer:
+  /// a failure names this rank as its own peer.
   static HW_FN bool all_summed(const Params& p, Smem& s, Seat seat, uint32_t epoch) {
     hw::cta_sync();  // every thread has written its sums
     if (hw::thread() == 0) {

@@ -266,7 +266,7 @@ struct ProductSm100 {
   }
 
   static HW_FN void run(const Params& p, Smem& s) {
-    const int warp = hw::warp();
+    const int warp = hw::uniform(hw::warp());
     if (warp == kLoadWarp && hw::elect_one()) {
       s.inputs.init(1 /* the leader's load thread */, 1 /* one commit */);
       s.accums.init(1 /* one commit */, kCluster * kEpilogueWarps /* one lane of each warp */);

@@ -86,12 +86,12 @@ struct ProductSm90 {
 
   /// What one consumer warp has of a tile.
   struct Block {
-    int group, group_row, n;  // the warpgroup, its first row, and the vocabulary tile
+    int group, group_row, first_row;  // the warpgroup, its first row, and the warp's
+    int n;                            // the vocabulary tile
 
-    HW_FN int first_row() const { return group_row + hw::warp() % 4 * kBlockRows; }
-    HW_FN int index() const { return first_row() / kBlockRows; }
+    HW_FN int index() const { return first_row / kBlockRows; }
     /// Of values 4 i + 2 half and 4 i + 2 half + 1 of a thread, and the column of the first of the two.
-    HW_FN int row(int half) const { return first_row() + hw::lane() / 4 + 8 * half; }
+    HW_FN int row(int half) const { return first_row + hw::lane() / 4 + 8 * half; }
     HW_FN int column(int i) const { return n * kN + 8 * i + hw::lane() % 4 * 2; }
   };
 
@@ -145,6 +145,7 @@ struct ProductSm90 {
 
   static HW_FN void consume(const Params& p, Smem& s, int group) {
     const Tiles tiles(p);
+    const int warp = hw::warp() % 4;
     auto in = tile::RingState<kStages>::consumer();
     int stores = 0;
     for (auto claim = tile::RingState<kClaims>::consumer();; claim.advance()) {
@@ -156,8 +157,8 @@ struct ProductSm90 {
 
       float z[kN / 2];
       multiply(s, in, tiles.k_blocks, group, z);
-      const Block block{group, tiles.first_row(tile, hw::cta_rank()) + group * kGroupRows,
-                        tiles.n(tile)};
+      const int group_row = tiles.first_row(tile, hw::cta_rank()) + group * kGroupRows;
+      const Block block{group, group_row, group_row + warp * kBlockRows, tiles.n(tile)};
       if constexpr (kRaw) {
         write_raw(p, block, z);
       } else {
@@ -225,12 +226,12 @@ struct ProductSm90 {
       }
     }
     hw::warp_sync();
-    if (hw::lane() == 0 && block.first_row() < p.tokens) {
+    if (hw::lane() == 0 && block.first_row < p.tokens) {
       hw::st<hw::Order::kRelease, hw::Scope::kGpu>(p.anchor_ready + block.index(), hw::ld(p.epoch));
     }
   }
   static HW_FN void await_anchors(const Params& p, const Block& block, float (&anchor)[2]) {
-    if (hw::lane() == 0 && block.first_row() < p.tokens) {
+    if (hw::lane() == 0 && block.first_row < p.tokens) {
       hw::wait_flag<hw::Order::kAcquire, hw::Scope::kGpu>(p.anchor_ready + block.index(),
                                                           hw::ld(p.epoch));
     }
@@ -265,7 +266,7 @@ struct ProductSm90 {
           }
           cells[c] = hw::pack_bf16(out[0], out[1]);
         }
-        const int row = hw::warp() % 4 * kBlockRows + hw::lane() % 16;
+        const int row = block.first_row - block.group_row + hw::lane() % 16;
         const int column_bytes = (strip + hw::lane() / 16 * 8) * 2;
         hw::store_matrix(hw::swizzled(e + row * 128 + column_bytes), cells[0], cells[1], cells[2],
                          cells[3]);
@@ -289,7 +290,7 @@ struct ProductSm90 {
   /// Whoever finishes the last vocabulary tile of a row block adds its partial sums, in the order of the
   /// columns: the result does not depend on who came last.
   static HW_FN void add_sums(const Params& p, const Block& block, int n_tiles) {
-    if (block.first_row() >= p.tokens) return;
+    if (block.first_row >= p.tokens) return;
     hw::warp_sync();  // every lane has written its partial sums
     uint32_t earlier = 0;
     if (hw::lane() == 0) {
@@ -298,7 +299,7 @@ struct ProductSm90 {
     hw::warp_sync();  // what the counter acquired, every lane may read
     earlier = hw::shfl(earlier, 0);
     if (earlier + 1 != hw::ld(p.epoch) * static_cast<uint32_t>(n_tiles)) return;
-    const int row = block.first_row() + hw::lane();
+    const int row = block.first_row + hw::lane();
     if (hw::lane() >= kBlockRows || row >= p.tokens) return;
     float sum = 0;
     HW_LOOP for (int n = 0; n < n_tiles; ++n) {
@@ -308,7 +309,7 @@ struct ProductSm90 {
   }
 
   static HW_FN void run(const Params& p, Smem& s) {
-    const int warp = hw::warp(), group = warp / 4 - 1;
+    const int warp = hw::uniform(hw::warp()), group = warp / 4 - 1;
     if (hw::thread() == 0) {
       s.inputs.init(1 /* this CTA's load thread */,
                     kCluster * kConsumers /* one thread of each warpgroup of both CTAs */);

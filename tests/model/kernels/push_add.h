@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of dX in small: every rank has a part of every tile; the tile's owner adds the parts, and
-// the others take the sum.
+// The exchange of dX in small: every rank has a part of every tile; the tile's owner adds the
+// parts, and the others take the sum.
 //
 //   fill warp --staged--> push warp --TMA store, pushed--> merge warp --summed--> gather warp
-//   (part -> shared)      (-> the owner's slot)            (the owner's)          (-> dX, every rank's)
+//   (part -> shared)      (-> the owner's slot)            (the owner's)          (-> every dX)
 //
-// An owner has a slot for each source and tile, twice: a rank that has ended its call may push for the
-// next one while a slower owner still reads. It cannot be two calls ahead, because ending a call takes
-// everybody's parts of that call.
+// An owner has a slot for each source and tile, twice: a rank that has ended its call may push for
+// the next one while a slower owner still reads. It cannot be two calls ahead, because ending a
+// call takes everybody's parts of that call.
 #pragma once
 
 #include "cuda/hw/hw.h"
@@ -30,8 +30,9 @@ HW_FN hw::Float4 not_a_number() {
   return {nan, nan, nan, nan};
 }
 
-/// The sum in the order of the balanced tree over the rank index (src/comm/combine.h), whose bits are
-/// the same on every rank: neighbours first, then pairs, then fours; who has no neighbour goes on alone.
+/// The sum in the order of the balanced tree over the rank index (src/comm/combine.h), whose bits
+/// are the same on every rank: neighbours first, then pairs, then fours; who has no neighbour goes
+/// on alone.
 HW_FN hw::Float4 tree_sum(hw::Float4 (&parts)[kMostRanks], int ranks) {
   HW_UNROLL for (int step = 1; step < kMostRanks; step *= 2) {
     HW_UNROLL for (int r = 0; r + step < kMostRanks; r += 2 * step) {
@@ -48,8 +49,8 @@ struct PushAdd {
   static constexpr uint32_t kTileBytes = kCells * 16;
   static_assert(kColumns * 4 == 128, "a swizzled row has 128 bytes");
 
-  /// Each rank owns `tiles` tiles. `calls` calls follow each other as launches would; more than one lets
-  /// the ranks drift apart.
+  /// Each rank owns `tiles` tiles. `calls` calls follow each other as launches would; more than one
+  /// lets the ranks drift apart.
   struct Params {
     struct Rank {
       hw::Global<const hw::Float4> part;  // [calls, owners, tiles, kCells]
@@ -90,8 +91,8 @@ struct PushAdd {
     tile::RingState<kStages> staged;
     tile::RingState<1> loaded;
   };
-  /// A tile of the whole matrix. Owners are taken from the next rank on, so that not all ranks push to
-  /// one of them at the same time.
+  /// A tile of the whole matrix. Owners are taken from the next rank on, so that not all ranks push
+  /// to one of them at the same time.
   struct Tile {
     int owner, number;
 
@@ -125,7 +126,8 @@ struct PushAdd {
     }
   }
 
-  /// One thread. Once a wait of this rank has given up, nothing leaves it: its peers may be calls behind.
+  /// One thread. Once a wait of this rank has given up, nothing leaves it: its peers may be calls
+  /// behind.
   static HW_FN void push(const Params& p, Smem& s, Place& at) {
     const auto raised = p.rank[at.seat.rank].abort.raised;
     HW_LOOP for (int unit = at.seat.cta; unit < p.ranks * p.tiles; unit += p.ctas) {
@@ -146,8 +148,8 @@ struct PushAdd {
     }
   }
 
-  /// One thread: every source's part of a tile that this rank owns, into shared memory. False if one of
-  /// them does not come.
+  /// One thread: every source's part of a tile that this rank owns, into shared memory. False if one
+  /// of them does not come.
   static HW_FN bool load_slots(const Params& p, Smem& s, const Place& at, int tile) {
     const Params::Rank& mine = p.rank[at.seat.rank];
     HW_LOOP for (int source = 0; source < p.ranks; ++source) {
@@ -211,7 +213,7 @@ struct PushAdd {
   }
 
   static HW_FN void run(const Params& p, Smem& s) {
-    const int warp = hw::warp();
+    const int warp = hw::uniform(hw::warp());
     if (hw::thread() == 0) {
       s.staged.init(32 /* lanes of the fill warp */, 1 /* push thread */);
       hw::barrier_init(s.loaded, 1 /* merge lane that announces the bytes */);
@@ -238,13 +240,11 @@ struct PushAdd {
       } else if (p.gather) {
         gather(p, at);
       }
-      hw::warp_sync();
       hw::cta_sync();  // the CTA has ended its call
-      if (hw::thread() == 0) {
+      if (warp == kGatherWarp && hw::lane() == 0) {
         end_call(mine.ended, static_cast<uint32_t>(p.ctas * (at.call + 1)), mine.epoch, at.epoch);
       }
-      hw::warp_sync();
-      hw::cta_sync();
+      hw::cta_sync();  // and so has its rank
     }
   }
 };

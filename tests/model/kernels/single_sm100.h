@@ -241,7 +241,7 @@ struct SingleSm100 {
 
   static HW_FN void run(const Params& p, Smem& s) {
     static_assert(inverse(), "a lane must know which elements it holds");
-    const int warp = hw::warp();
+    const int warp = hw::uniform(hw::warp());
     if (warp == kLoadWarp && hw::elect_one()) {
       s.inputs.init(1 /* the leader's load thread */, 1 /* one commit */);
       hw::barrier_init(s.preloaded, kCluster * kEpilogueWarps /* one lane of each warp */);

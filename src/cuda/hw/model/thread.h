@@ -58,6 +58,12 @@ inline bool elect_one(Site site = Site::current()) { return model::elect_one(sit
 inline uint32_t shfl(uint32_t value, int lane, Site site = Site::current()) {
   return model::warp_exchange(model::Exchange::kIndex, value, lane, site);
 }
+/// Lane 0's value in every lane, so that a GPU may branch on it as a warp. A warp-wide operation like shfl:
+/// never in code that only some lanes reach.
+inline int uniform(int value, Site site = Site::current()) {
+  return static_cast<int>(
+      model::warp_exchange(model::Exchange::kIndex, static_cast<uint32_t>(value), 0, site));
+}
 inline uint32_t shfl_xor(uint32_t value, int mask, Site site = Site::current()) {
   return model::warp_exchange(model::Exchange::kXor, value, mask, site);
 }

@@ -13,17 +13,22 @@ struct LocalFailure {
   uint32_t kind;   // 1: an mbarrier; 2: a flag
   uint32_t block, thread;
   uint32_t expected, seen;  // parity, or the flag's value
-  uint64_t place;           // offset in Smem, or the flag's address
+  uint64_t place;           // the barrier's offset in Smem, or the flag's address
 };
 
 namespace ptx {
 
-inline constexpr uint64_t kLocalPatience =
-    20'000'000'000;  // ns; no tile of ours takes a millisecond
+/// In nanoseconds. No tile takes a millisecond: whoever waits this long waits for ever.
+inline constexpr uint64_t kLocalPatience = 20'000'000'000;
 
-/// Where the record goes; set by launch. Null: the trap says nothing.
+/// Where the record goes; set by launch, one variable for each source file. Null: the trap says nothing.
 static __device__ LocalFailure* local_failure = nullptr;
 
+/// Where Smem lies: the only dynamic shared memory there is.
+HW_FN unsigned char* shared_memory() {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  return shared;
+}
 HW_FN uint64_t nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -120,7 +125,11 @@ HW_FN void wait(Barrier& barrier, uint32_t parity) {
   if (ptx::try_wait<kScope>(at, parity)) return;
   const uint64_t start = ptx::nanoseconds();
   while (!ptx::try_wait<kScope>(at, parity)) {
-    if (ptx::nanoseconds() - start > ptx::kLocalPatience) ptx::give_up(1, at, parity, parity ^ 1);
+    if (ptx::nanoseconds() - start > ptx::kLocalPatience) {
+      const auto smem = static_cast<uint32_t>(__cvta_generic_to_shared(ptx::shared_memory()));
+      // The phase with this parity is open: the last that completed has the other.
+      ptx::give_up(1, at - smem, parity, parity ^ 1);
+    }
   }
 }
 template <Scope kScope = Scope::kCta>

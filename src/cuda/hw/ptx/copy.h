@@ -14,7 +14,7 @@ using TensorMap = CUtensorMap;
 namespace ptx {
 
 /// The driver's function, found at run time: nothing here links the driver.
-inline auto tensor_map_encoder() {
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
@@ -36,7 +36,7 @@ inline CUtensorMapSwizzle swizzle_mode(Swizzle swizzle) {
       return CU_TENSOR_MAP_SWIZZLE_NONE;
   }
 }
-/// createpolicy.fractional results for a fraction of one.
+/// What createpolicy.fractional.L2 returns for a fraction of one; kNormal is a copy without a hint.
 template <Cache kCache>
 constexpr uint64_t kCachePolicy =
     kCache == Cache::kEvictFirst ? 0x12F0000000000000 : 0x14F0000000000000;
@@ -50,13 +50,14 @@ inline TensorMap tensor_map(Global<T> base, const TensorShape& shape) {
   const cuuint64_t sizes[2] = {shape.columns, shape.rows}, pitches[1] = {shape.pitch_bytes};
   const cuuint32_t box[2] = {shape.box_columns, shape.box_rows}, steps[2] = {1, 1};
   TensorMap map;
-  const CUresult result = ptx::tensor_map_encoder()(
-      &map,
-      shape.element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-      2, address, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      ptx::swizzle_mode(shape.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  static const auto encode = ptx::tensor_map_encoder();
+  const CUresult result =
+      encode(&map,
+             shape.element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+             2, address, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             ptx::swizzle_mode(shape.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("tensor map: cuTensorMapEncodeTiled returned " +
                              std::to_string(static_cast<int>(result)));
@@ -101,6 +102,7 @@ HW_FN void tma_load_multicast(uint32_t destination, const TensorMap& map, int co
         : "memory");
   }
 }
+// Elsewhere these two do not exist, and a kernel that calls them does not compile.
 #if !defined(__CUDA_ARCH__) || __CUDA_HAS_ARCH_FAMILY_SPECIFIC(100)
 template <Cache kCache = Cache::kNormal>
 HW_FN void tma_load_pair(uint32_t destination, const TensorMap& map, int column, int row,

@@ -2,6 +2,9 @@
 // Launching a kernel type, and what it leaves when it traps.
 #pragma once
 
+#include <atomic>
+#include <cstdio>
+#include <new>
 #include <string>
 
 #include "cuda/hw/names.h"
@@ -16,12 +19,12 @@ template <class K>
 __global__ void __cluster_dims__(K::kCluster, 1, 1) __launch_bounds__(K::kThreads, 1)
     entry(const __grid_constant__ typename K::Params params) {
 #if defined(__CUDA_ARCH__)
-  extern __shared__ __align__(1024) unsigned char shared[];
-  K::run(params, *reinterpret_cast<typename K::Smem*>(shared));
+  K::run(params, *reinterpret_cast<typename K::Smem*>(shared_memory()));
 #endif
 }
 
-/// Host memory that outlives a trap.
+/// Host memory that outlives a trap, one record for the process: after a trap nothing runs any more. A
+/// reset of the device frees it.
 inline LocalFailure* failure_record() {
   static LocalFailure* record = [] {
     void* memory = nullptr;
@@ -35,24 +38,44 @@ inline LocalFailure* failure_record() {
 
 }  // namespace ptx
 
-/// The dynamic shared memory begins above what the system keeps.
-inline constexpr uint64_t kSmemOffset = 1024;
+// The next two are static: each source file has its own kernels and its own ptx::local_failure.
 
-/// Once per device and source file, before the first launch there and outside of stream capture:
-/// without it a kernel that waits in vain traps and says nothing.
-inline cudaError_t watch_launches() {
+/// Tells the kernels of this source file, on the current device, where to leave a record. launch does it
+/// the first time, except while its stream is being captured: then call this before the capture.
+[[maybe_unused]] static cudaError_t watch_launches() {
   LocalFailure* record = ptx::failure_record();
   if (record == nullptr) return cudaErrorMemoryAllocation;
   return cudaMemcpyToSymbol(ptx::local_failure, &record, sizeof record);
 }
+
+namespace ptx {
+
+[[maybe_unused]] static cudaError_t watch_first_launch(cudaStream_t stream) {
+  static std::atomic<uint64_t> watched{0};  // bit d: device d
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const uint64_t bit = uint64_t{1} << device % 64;
+  if ((watched.load() & bit) != 0) return cudaSuccess;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  error = cudaStreamIsCapturing(stream, &capture);
+  if (error != cudaSuccess || capture != cudaStreamCaptureStatusNone) return error;
+  error = watch_launches();
+  if (error == cudaSuccess) watched.fetch_or(bit);
+  return error;
+}
+
+}  // namespace ptx
 
 /// `clusters` clusters of kernel K. Returns what the runtime says of the launch itself.
 template <class K>
 cudaError_t launch(int clusters, const typename K::Params& params, cudaStream_t stream = nullptr,
                    bool cooperative = false) {
   constexpr int kBytes = static_cast<int>(sizeof(typename K::Smem));
-  cudaError_t error =
-      cudaFuncSetAttribute(ptx::entry<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  static_assert(alignof(typename K::Smem) <= 1024, "shared memory is aligned to 1024 bytes");
+  cudaError_t error = ptx::watch_first_launch(stream);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(ptx::entry<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
@@ -67,18 +90,25 @@ cudaError_t launch(int clusters, const typename K::Params& params, cudaStream_t 
   return cudaLaunchKernelEx(&config, ptx::entry<K>, params);
 }
 
-/// After a launch of K has failed: who waited for what. Empty if no wait has given up.
+/// After a launch of K has failed, and before the device is reset: who waited for what. Empty if no
+/// local wait has given up. K must be the kernel that failed: its names are used.
 template <class K>
 std::string launch_failure() {
   const LocalFailure* f = ptx::failure_record();
-  if (f == nullptr || f->state != 2) return {};
-  const std::string who = "block " + std::to_string(f->block) + " thread " +
-                          std::to_string(f->thread) + " waited in vain for ";
-  const std::string values = std::to_string(f->expected) + ", it is at " + std::to_string(f->seen);
-  if (f->kind != 1) return who + "a flag at " + std::to_string(f->place) + " to reach " + values;
-  const uint64_t offset = (f->place & 0xFFFFFF) - kSmemOffset;
-  return who + names_of<K>().at(offset) + " to complete the phase with parity " +
-         std::to_string(f->expected);
+  if (f == nullptr || *const_cast<const volatile uint32_t*>(&f->state) != 2) return {};
+  const auto text = [](uint64_t value) { return std::to_string(value); };
+  const std::string who = "block " + text(f->block) + " (cluster " + text(f->block / K::kCluster) +
+                          " cta " + text(f->block % K::kCluster) + ") warp " +
+                          text(f->thread / 32) + " thread " + text(f->thread) + " waited " +
+                          text(ptx::kLocalPatience / 1'000'000'000) + " s for ";
+  if (f->kind == 1) {
+    return who + names_of<K>().at(f->place) + ": expected the phase with parity " +
+           text(f->expected) + " to complete, the last that did has parity " + text(f->seen);
+  }
+  char place[24];
+  std::snprintf(place, sizeof place, "0x%llx", static_cast<unsigned long long>(f->place));
+  return who + "the flag at " + place + ": expected " + text(f->expected) + ", seen " +
+         text(f->seen);
 }
 
 }  // namespace hw

@@ -72,15 +72,30 @@ HW_FN uint32_t address(const Cell<T>& cell) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(&cell));
 }
 
+namespace ptx {
+
+template <class T>
+constexpr bool kOneAccess =
+    (sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16) &&
+    alignof(T) == sizeof(T) && std::is_trivially_copyable_v<T>;
+/// Strong accesses go through integer registers, bit for bit.
+template <class T>
+constexpr bool kStrong = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+
+}  // namespace ptx
+
 HW_FN void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 HW_FN void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// Plain accesses: the alignment of T (Vec4, Float4) makes them one instruction of its size.
 template <class T>
 HW_FN std::remove_const_t<T> ld(Global<T> p) {
+  static_assert(ptx::kOneAccess<T>, "2, 4, 8 or 16 bytes, aligned to their size");
   return *p.address();
 }
 template <class T>
 HW_FN void st(Global<T> p, std::type_identity_t<T> value) {
+  static_assert(ptx::kOneAccess<T>, "2, 4, 8 or 16 bytes, aligned to their size");
   *p.address() = value;
 }
 
@@ -172,15 +187,18 @@ HW_FN auto add(T* p, T value) {
 template <Order kOrder, Scope kScope, class T>
 HW_FN std::remove_const_t<T> ld(Global<T> p) {
   static_assert(kOrder == Order::kRelaxed || kOrder == Order::kAcquire);
+  static_assert(ptx::kStrong<T>, "an integer of 4 or 8 bytes");
   return static_cast<std::remove_const_t<T>>(ptx::load<kOrder, kScope>(p.address()));
 }
 template <Order kOrder, Scope kScope, class T>
 HW_FN void st(Global<T> p, std::type_identity_t<T> value) {
   static_assert(kOrder == Order::kRelaxed || kOrder == Order::kRelease);
+  static_assert(ptx::kStrong<T>, "an integer of 4 or 8 bytes");
   ptx::store<kOrder, kScope, T>(p.address(), value);
 }
 template <Order kOrder, Scope kScope, class T>
 HW_FN T add(Global<T> p, std::type_identity_t<T> value) {
+  static_assert(ptx::kStrong<T>, "an integer of 4 or 8 bytes");
   return static_cast<T>(ptx::add<kOrder, kScope, T>(p.address(), value));
 }
 template <Scope kScope>

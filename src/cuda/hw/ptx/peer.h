@@ -71,7 +71,8 @@ HW_FN void put_signal(Global<T> destination, Global<U> source, uint32_t bytes,
 
 namespace ptx {
 
-/// The first to fail writes the report; the host reads it when state is 1.
+/// The first to fail writes the report. The host may look while the kernel runs, so it must not see
+/// state 1 before the fields: the claim is kWriting, and the release of 1 comes last.
 HW_FN void report_peer(const Abort& abort, const PeerWait& who, uint32_t expected, uint32_t seen) {
   constexpr uint32_t kWriting = 2;
   PeerFailure* failure = abort.failure.address();
@@ -90,12 +91,14 @@ template <Scope kScope = Scope::kSys, class T>
 HW_FN bool wait_peer(Global<T> flag, std::type_identity_t<T> value, const Abort& abort,
                      const PeerWait& who) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  using Signed = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  using Count = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  using Signed = std::make_signed_t<Count>;
   constexpr uint32_t kPollsPerLook = 32;  // at the clock, and at what others have raised
   uint64_t start = 0;
   for (uint32_t polls = 0;; ++polls) {
-    const T seen = ld<Order::kAcquire, kScope>(flag);
-    if (static_cast<Signed>(seen - value) >= 0) return true;
+    const auto seen = static_cast<Count>(ld<Order::kAcquire, kScope>(flag));
+    // Counted modulo its size, like every flag.
+    if (static_cast<Signed>(seen - static_cast<Count>(value)) >= 0) return true;
     if (polls % kPollsPerLook != kPollsPerLook - 1) continue;
     if (ld<Order::kRelaxed, Scope::kGpu>(abort.raised) != 0) return false;
     const uint64_t now = ptx::nanoseconds();

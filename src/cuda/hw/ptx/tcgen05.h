@@ -4,50 +4,52 @@
 
 #include "cuda/hw/ptx/memory.h"
 
+// Elsewhere these functions do not exist, and a kernel that calls them does not compile.
 #if !defined(__CUDA_ARCH__) || __CUDA_HAS_ARCH_FAMILY_SPECIFIC(100)
 namespace hw {
 
 // The instructions of both CTA groups differ in one digit.
-#define HW_BY_GROUP(before, after, ...)                               \
-  if constexpr (kGroup == CtaGroup::kOne) {                           \
-    asm volatile(before "cta_group::1" after __VA_ARGS__ : "memory"); \
-  } else {                                                            \
-    asm volatile(before "cta_group::2" after __VA_ARGS__ : "memory"); \
-  }
+#define HW_BY_GROUP(before, after, ...)                                  \
+  do {                                                                   \
+    if constexpr (kGroup == CtaGroup::kOne) {                            \
+      asm volatile(before "cta_group::1" after::__VA_ARGS__ : "memory"); \
+    } else {                                                             \
+      asm volatile(before "cta_group::2" after::__VA_ARGS__ : "memory"); \
+    }                                                                    \
+  } while (false)
 
 template <CtaGroup kGroup>
 HW_FN void tmem_alloc(Cell<uint32_t>& destination, uint32_t columns) {
   HW_BY_GROUP("tcgen05.alloc.", ".sync.aligned.shared::cta.b32 [%0], %1;",
-              ::"r"(address(destination)), "r"(columns))
+              "r"(address(destination)), "r"(columns));
 }
 template <CtaGroup kGroup>
 HW_FN void tmem_relinquish() {
-  HW_BY_GROUP("tcgen05.relinquish_alloc_permit.", ".sync.aligned;", ::)
+  HW_BY_GROUP("tcgen05.relinquish_alloc_permit.", ".sync.aligned;");
 }
 template <CtaGroup kGroup>
 HW_FN void tmem_dealloc(uint32_t base, uint32_t columns) {
-  HW_BY_GROUP("tcgen05.dealloc.", ".sync.aligned.b32 %0, %1;", ::"r"(base), "r"(columns))
+  HW_BY_GROUP("tcgen05.dealloc.", ".sync.aligned.b32 %0, %1;", "r"(base), "r"(columns));
 }
 template <CtaGroup kGroup>
 HW_FN void tcgen05_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate) {
   HW_BY_GROUP("{ .reg .pred p; setp.ne.b32 p, %4, 0; tcgen05.mma.",
-              ".kind::f16 [%0], %1, %2, %3, p; }", ::"r"(d), "l"(a), "l"(b), "r"(instruction),
-              "r"(static_cast<uint32_t>(accumulate)))
+              ".kind::f16 [%0], %1, %2, %3, p; }", "r"(d), "l"(a), "l"(b), "r"(instruction),
+              "r"(static_cast<uint32_t>(accumulate)));
 }
 template <CtaGroup kGroup>
 HW_FN void tcgen05_commit(Barrier& barrier) {
   HW_BY_GROUP("tcgen05.commit.", ".mbarrier::arrive::one.shared::cluster.b64 [%0];",
-              ::"r"(address(barrier)))
+              "r"(address(barrier)));
 }
 template <CtaGroup kGroup>
-HW_FN void tcgen05_commit_multicast(Barrier& barrier, uint16_t ctas){
-    HW_BY_GROUP("tcgen05.commit.",
-                ".mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;",
-                ::"r"(address(barrier)), "h"(ctas))}
-#undef HW_BY_GROUP
-HW_FN void tcgen05_after_sync() {
-  asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
+HW_FN void tcgen05_commit_multicast(Barrier& barrier, uint16_t ctas) {
+  HW_BY_GROUP("tcgen05.commit.",
+              ".mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;",
+              "r"(address(barrier)), "h"(ctas));
 }
+#undef HW_BY_GROUP
+HW_FN void tcgen05_after_sync() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 HW_FN void tcgen05_before_sync() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }

@@ -10,8 +10,7 @@
 namespace hw {
 
 HW_FN int thread() { return static_cast<int>(threadIdx.x); }
-/// The same in all lanes, so that the compiler may branch on it.
-HW_FN int warp() { return __shfl_sync(~0U, static_cast<int>(threadIdx.x / 32), 0); }
+HW_FN int warp() { return static_cast<int>(threadIdx.x / 32); }
 HW_FN int lane() { return static_cast<int>(threadIdx.x % 32); }
 HW_FN int cta_rank() {
   uint32_t r;
@@ -52,6 +51,7 @@ HW_FN bool elect_one() {
 }
 
 HW_FN uint32_t shfl(uint32_t value, int lane) { return __shfl_sync(~0U, value, lane); }
+HW_FN int uniform(int value) { return __shfl_sync(~0U, value, 0); }
 HW_FN uint32_t shfl_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0U, value, mask); }
 HW_FN float shfl_xor(float value, int mask) { return __shfl_xor_sync(~0U, value, mask); }
 HW_FN uint32_t ballot(bool predicate) { return __ballot_sync(~0U, predicate); }

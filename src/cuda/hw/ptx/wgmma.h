@@ -4,6 +4,7 @@
 
 #include "cuda/hw/ptx/memory.h"
 
+// Elsewhere these functions do not exist, and a kernel that calls them does not compile.
 #if !defined(__CUDA_ARCH__) || __CUDA_HAS_ARCH_SPECIFIC(90)
 namespace hw {
 

@@ -56,6 +56,7 @@ void acquire_flag(Thread& thread, const void* p, Order order, Scope scope) {
   Knowledge learned;
   if (flag->gpu == thread.gpu) learned.join(flag->for_gpu);
   if (scope == Scope::kSys) learned.join(flag->for_system);
+  learned.sync_time = 0;  // a flag in global memory is no wait that tcgen05 operations follow
   thread.observed.join(learned);
   if (order == Order::kAcquire || order == Order::kAcqRel) thread.known.join(learned);
 }

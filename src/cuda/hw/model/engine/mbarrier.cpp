@@ -105,7 +105,9 @@ void deliver(Cta& cta, uint32_t offset, int64_t bytes, const char* what) {
 // --- instructions ------------------------------------------------------------------------------------
 
 void barrier_init(uint32_t address, uint32_t arrivals, Site site) {
-  Cta& cta = *enter_here(site).cta;
+  Thread& thread = enter_here(site);
+  note_path(thread, 23);
+  Cta& cta = *thread.cta;
   const uint32_t offset = address & 0xFFFFFF;
   check_range(cta, offset, 8, "mbarrier.init");
   if (offset % 8 != 0) fault("mbarrier.init: not aligned to 8 bytes");
@@ -122,6 +124,7 @@ void barrier_init(uint32_t address, uint32_t arrivals, Site site) {
 
 void fence_barrier_init(Site site) {
   Thread& thread = enter_here(site);
+  note_path(thread, 24);
   for (auto& [offset, barrier] : thread.cta->barriers) barrier.fenced = true;
   maybe_yield();
 }

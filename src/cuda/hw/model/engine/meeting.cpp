@@ -47,8 +47,13 @@ uint32_t meet_warp(const WarpCall& call, const std::function<void(Rendezvous&)>&
   check_same_call(r, thread, call);
   if (call.op == WarpOp::kSync) thread.path = 0;
 
-  publish_to_cta(thread);
-  r.known.join(thread.known);
+  // A warp sync orders memory, and so does a message of the whole warp; an exchange of registers and the
+  // tensor cores' own operations do not.
+  const bool orders = call.op == WarpOp::kSync || call.op == WarpOp::kPut;
+  if (orders) {
+    publish_to_cta(thread);
+    r.known.join(thread.known);
+  }
   r.mask |= 1U << thread.id.lane;
   r.in[thread.id.lane] = call.in;
   r.registers[thread.id.lane] = call.registers;
@@ -58,7 +63,7 @@ uint32_t meet_warp(const WarpCall& call, const std::function<void(Rendezvous&)>&
     return r.out[thread.id.lane];
   }
   if (last) last(r);
-  for (int lane = 0; lane < 32; ++lane) {
+  for (int lane = 0; orders && lane < 32; ++lane) {
     if ((r.mask >> lane & 1) != 0) warp.lanes[lane]->known.join(r.known);
   }
   r.mask = 0;

@@ -207,7 +207,9 @@ void tcgen05_commit(CtaGroup group, uint32_t barrier, uint32_t ctas, bool multic
     known.tensor.at[static_cast<size_t>(issuer)] = machine->now;
     for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank) {
       if ((ctas >> rank & 1) == 0) continue;
-      arrive_plain(cta_of(*cluster, rank << 24, kWhat), barrier, known, kWhat);
+      // Commits promise no order among themselves, nor do the CTAs that one tells.
+      enqueue(transient_channel(),
+              [=] { arrive_plain(cta_of(*cluster, rank << 24, kWhat), barrier, known, kWhat); });
     }
   });
   maybe_yield();
