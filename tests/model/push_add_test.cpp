@@ -194,8 +194,8 @@ TEST_CASE("parts are pushed to owners, added in tree order, and gathered") {
 TEST_CASE("every rank keeps the tiles it owns") {
   run_case({.ranks = 2, .ctas = 2, .tiles = 3, .calls = 4, .gather = false}, 2);
   run_case({.ranks = 4, .ctas = 1, .tiles = 2, .calls = 4, .gather = false}, 2);
-  // A CTA that owns nothing waits for no peer: only the end of a call holds it back.
-  run_case({.ranks = 2, .ctas = 3, .tiles = 2, .calls = 4, .gather = false}, 2);
+  // A CTA that merges nothing waits for no peer: only the end of a call holds it back.
+  run_case({.ranks = 3, .ctas = 2, .tiles = 1, .calls = 4, .gather = false}, 2);
 }
 
 TEST_CASE("epochs of pushed tiles may wrap round") {

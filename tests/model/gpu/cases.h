@@ -189,7 +189,7 @@ struct ProbeOperand {
   std::array<uint32_t, kProbeSteps> starts;  // of each instruction, from the tile on
   uint32_t base = 0;                         // base offset of the swizzle's pattern
 };
-enum class Expect { kRight, kWrong, kUnspecified };
+enum class Expect { kRight, kWrong };
 struct Probe {
   std::string variant;
   Expect expect;
@@ -325,21 +325,21 @@ inline std::vector<Probe> wrong_probes() {
       changed(columns, "A marked K-major", [](Probe& p) { p.major_a = kK; }),
       changed(columns_32, "leading of B 1024", [](Probe& p) { p.b.layout.leading_bytes = 1024; }),
       changed(columns_none, "offsets of B exchanged", [&](Probe& p) { swap(p.b.layout); }),
-      // A tile that begins inside the swizzle's pattern says so in its base offset.
-      changed(
-          rows, "A starts 4 rows late, base offset 4",
-          [&](Probe& p) {
-            move(p.a, 512);
-            p.a.base = 4;
-          },
-          Expect::kUnspecified),
-      changed(
-          rows, "B starts 1 row late, base offset 1",
-          [&](Probe& p) {
-            move(p.b, 128);
-            p.b.base = 1;
-          },
-          Expect::kUnspecified),
+      // The row of the swizzle's pattern is that of the address less the base offset.
+      changed(rows, "A starts 4 rows late", [&](Probe& p) { move(p.a, 512); }),
+      changed(rows, "B starts 1 row late", [&](Probe& p) { move(p.b, 128); }),
+      changed(rows, "A starts 4 rows late, base offset 4",
+              [&](Probe& p) {
+                move(p.a, 512);
+                p.a.base = 4;
+              }),
+      changed(rows, "B starts 1 row late, base offset 3",
+              [&](Probe& p) {
+                move(p.b, 128);
+                p.b.base = 3;
+              }),
+      changed(rows_64, "base offset of A 1", [](Probe& p) { p.a.base = 1; }),
+      changed(columns, "base offset of B 5", [](Probe& p) { p.b.base = 5; }),
   };
 }
 

@@ -103,7 +103,8 @@ Difference compare(const Result& gpu, const std::vector<unsigned char>& model) {
   return difference;
 }
 
-void run(const char* path) {
+/// `different`: a folder for what the GPU has computed where it differs; null: not written.
+void run(const char* path, const char* different) {
   std::ifstream file(path, std::ios::binary);
   const uint64_t expected = number_from(file);
   if (!file) throw std::runtime_error(std::string(path) + ": could not be read");
@@ -118,6 +119,11 @@ void run(const char* path) {
                 gpu.bytes.size() / bytes_of(gpu.values), difference.count,
                 static_cast<long long>(difference.worst));
     std::fflush(stdout);
+    if (different != nullptr && difference.count > 0) {
+      std::ofstream out(different + ("/" + std::to_string(seen)) + ".bin", std::ios::binary);
+      out.write(reinterpret_cast<const char*>(gpu.bytes.data()),
+                static_cast<std::streamsize>(gpu.bytes.size()));
+    }
     ++seen;
   });
   if (seen != expected) {
@@ -130,12 +136,12 @@ void run(const char* path) {
 }  // namespace logitless::model_test
 
 int main(int count, char** arguments) {
-  if (count != 2) {
-    std::fprintf(stderr, "usage: %s FILE\n", arguments[0]);
+  if (count != 2 && count != 3) {
+    std::fprintf(stderr, "usage: %s FILE [FOLDER]\n", arguments[0]);
     return 2;
   }
   try {
-    logitless::model_test::run(arguments[1]);
+    logitless::model_test::run(arguments[1], count == 3 ? arguments[2] : nullptr);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

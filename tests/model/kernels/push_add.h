@@ -148,8 +148,8 @@ struct PushAdd {
     }
   }
 
-  /// One thread: every source's part of a tile that this rank owns, into shared memory. False if one
-  /// of them does not come.
+  /// One thread: every source's part of a tile that this rank owns, into shared memory. False if
+  /// one of them does not come.
   static HW_FN bool load_slots(const Params& p, Smem& s, const Place& at, int tile) {
     const Params::Rank& mine = p.rank[at.seat.rank];
     HW_LOOP for (int source = 0; source < p.ranks; ++source) {

@@ -48,7 +48,7 @@ struct TensorCore {
   static constexpr int kThreads = 384, kCluster = 2;
 
   static HW_FN void run(const Params& p, Smem& s) {
-    if (hw::warp() < 4) return load(p, s);
+    if (hw::uniform(hw::warp()) < 4) return load(p, s);
     hw::registers_up<240>();
     if constexpr (kGroup == hw::CtaGroup::kTwo) {
       pair_loads<hw::Cache::kNormal>(p, s);

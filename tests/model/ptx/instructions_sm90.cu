@@ -27,7 +27,7 @@ struct Products {
   static constexpr int kThreads = 384, kCluster = 2;
 
   static HW_FN void run(const Params& p, Smem& s) {
-    if (hw::warp() < 4) return load(p, s);
+    if (hw::uniform(hw::warp()) < 4) return load(p, s);
     hw::registers_up<240>();
     const uint64_t a = hw::wgmma_operand(hw::address(s.tile), {16, 1024}), b = a + 512;
     product<kN, kA, kB>(p, a, b);

@@ -23,6 +23,8 @@ inline constexpr uint64_t kLocalPatience = 20'000'000'000;
 
 /// Where the record goes; set by launch, one variable for each source file. Null: the trap says nothing.
 static __device__ LocalFailure* local_failure = nullptr;
+/// Who writes the record. Not in host memory: over PCIe a compare-and-swap there is not atomic.
+static __device__ uint32_t failure_claimed = 0;
 
 /// Where Smem lies: the only dynamic shared memory there is.
 HW_FN unsigned char* shared_memory() {
@@ -37,7 +39,7 @@ HW_FN uint64_t nanoseconds() {
 /// No call and no stack: a wgmma kernel with a call in it would lose its pipelining.
 HW_FN void give_up(uint32_t kind, uint64_t place, uint32_t expected, uint32_t seen) {
   LocalFailure* record = local_failure;
-  if (record != nullptr && atomicCAS_system(&record->state, 0U, 1U) == 0) {
+  if (record != nullptr && atomicCAS(&failure_claimed, 0U, 1U) == 0) {
     record->kind = kind;
     record->block = blockIdx.x;
     record->thread = threadIdx.x;
@@ -45,6 +47,8 @@ HW_FN void give_up(uint32_t kind, uint64_t place, uint32_t expected, uint32_t se
     record->seen = seen;
     record->place = place;
     asm volatile("st.release.sys.global.u32 [%0], 2;" ::"l"(&record->state) : "memory");
+  } else if (record != nullptr) {
+    for (int i = 0; i < 1000; ++i) __nanosleep(1000);  // a trap now would end the writer as well
   }
   __trap();
 }

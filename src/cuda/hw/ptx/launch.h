@@ -90,25 +90,33 @@ cudaError_t launch(int clusters, const typename K::Params& params, cudaStream_t 
   return cudaLaunchKernelEx(&config, ptx::entry<K>, params);
 }
 
+namespace ptx {
+
+inline std::string sentence(const LocalFailure& f, int cluster, const Names& names) {
+  const auto text = [](uint64_t value) { return std::to_string(value); };
+  const auto size = static_cast<uint32_t>(cluster);
+  const std::string who = "block " + text(f.block) + " (cluster " + text(f.block / size) + " cta " +
+                          text(f.block % size) + ") warp " + text(f.thread / 32) + " thread " +
+                          text(f.thread) + " waited " + text(kLocalPatience / 1'000'000'000) +
+                          " s for ";
+  if (f.kind == 1) {
+    return who + names.at(f.place) + ": expected the phase with parity " + text(f.expected) +
+           " to complete, the last that did has parity " + text(f.seen);
+  }
+  char place[24];
+  std::snprintf(place, sizeof place, "0x%llx", static_cast<unsigned long long>(f.place));
+  return who + "the flag at " + place + ": expected " + text(f.expected) + ", seen " + text(f.seen);
+}
+
+}  // namespace ptx
+
 /// After a launch of K has failed, and before the device is reset: who waited for what. Empty if no
 /// local wait has given up. K must be the kernel that failed: its names are used.
 template <class K>
 std::string launch_failure() {
   const LocalFailure* f = ptx::failure_record();
   if (f == nullptr || *const_cast<const volatile uint32_t*>(&f->state) != 2) return {};
-  const auto text = [](uint64_t value) { return std::to_string(value); };
-  const std::string who = "block " + text(f->block) + " (cluster " + text(f->block / K::kCluster) +
-                          " cta " + text(f->block % K::kCluster) + ") warp " +
-                          text(f->thread / 32) + " thread " + text(f->thread) + " waited " +
-                          text(ptx::kLocalPatience / 1'000'000'000) + " s for ";
-  if (f->kind == 1) {
-    return who + names_of<K>().at(f->place) + ": expected the phase with parity " +
-           text(f->expected) + " to complete, the last that did has parity " + text(f->seen);
-  }
-  char place[24];
-  std::snprintf(place, sizeof place, "0x%llx", static_cast<unsigned long long>(f->place));
-  return who + "the flag at " + place + ": expected " + text(f->expected) + ", seen " +
-         text(f->seen);
+  return ptx::sentence(*f, K::kCluster, names_of<K>());
 }
 
 }  // namespace hw

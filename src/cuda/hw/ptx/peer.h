@@ -71,12 +71,12 @@ HW_FN void put_signal(Global<T> destination, Global<U> source, uint32_t bytes,
 
 namespace ptx {
 
-/// The first to fail writes the report. The host may look while the kernel runs, so it must not see
-/// state 1 before the fields: the claim is kWriting, and the release of 1 comes last.
-HW_FN void report_peer(const Abort& abort, const PeerWait& who, uint32_t expected, uint32_t seen) {
-  constexpr uint32_t kWriting = 2;
+/// The first to give up stops the others and writes the report. It is known by raising the flag: a
+/// compare-and-swap in the host's memory is not atomic over PCIe.
+HW_FN void give_up_on_peer(const Abort& abort, const PeerWait& who, uint32_t expected,
+                           uint32_t seen) {
   PeerFailure* failure = abort.failure.address();
-  if (failure == nullptr || atomicCAS_system(&failure->state, 0U, kWriting) != 0) return;
+  if (atomicExch(abort.raised.address(), 1U) != 0 || failure == nullptr) return;
   failure->rank = who.rank;
   failure->peer = who.peer;
   failure->what = who.what;
@@ -104,8 +104,7 @@ HW_FN bool wait_peer(Global<T> flag, std::type_identity_t<T> value, const Abort&
     const uint64_t now = ptx::nanoseconds();
     if (start == 0) start = now;
     if (now - start > abort.patience_ns) {
-      ptx::report_peer(abort, who, static_cast<uint32_t>(value), static_cast<uint32_t>(seen));
-      st<Order::kRelaxed, Scope::kGpu>(abort.raised, 1);
+      ptx::give_up_on_peer(abort, who, static_cast<uint32_t>(value), static_cast<uint32_t>(seen));
       return false;
     }
     __nanosleep(200);

@@ -12,6 +12,7 @@ inline constexpr int kProductK = 16;  // of one instruction, for 16-bit inputs
 struct Operand {
   uint32_t start;
   OperandLayout layout;
+  uint32_t base = 0;  // rows of 128 bytes that the swizzle's pattern begins late
 };
 Operand decode_wgmma(uint64_t descriptor, const char* what);
 Operand decode_umma(uint64_t descriptor, const char* what);
@@ -23,7 +24,8 @@ void load_operand(const Cta& cta, const Operand& operand, Major major, int rows,
 
 /// D[m x n] (+)= A B with a[m][16] and b[16][b_stride]. Plain f32 in k order, or, with Options::exact, the
 /// hardware's rule: the products and the accumulator are aligned to the largest exponent, cut to 25
-/// fractional bits, added exactly and cut to f32.
+/// fractional bits, added exactly and cut to f32. Subnormal numbers count with the exponent -126, and
+/// nothing is aligned below -133; a sum without bits is +0, one that is not a number is 0x7FFFFFFF.
 void multiply(float* d, int d_stride, const float* a, const float* b, int b_stride, int m, int n,
               bool accumulate);
 
