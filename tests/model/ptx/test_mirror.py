@@ -208,7 +208,7 @@ BOTH: dict[str, tuple[str, ...]] = {
         r"ld\.acquire\.sys\.global\.b32",
         r"ld\.acquire\.gpu\.global\.b64",
         r"ld\.relaxed\.gpu\.global\.b32",  # abort.raised
-        r"atom\.(\w+\.)*cas",
+        r"atom\.(\w+\.)*exch\.b32",  # raises abort: who finds 0 reports
         r"st\.release\.sys\.global\.b32",  # the report
         r"nanosleep\.u32",
         r"%globaltimer",
