@@ -4,15 +4,25 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 
 #include "cpu/products.h"
+#include "logitless/error.h"
 
 namespace logitless::cpu {
 
-Workers::Workers(int count) {
+// Delegates, so that the destructor joins the threads that were started where one cannot be.
+Workers::Workers(int count) : Workers() {
   threads_.reserve(static_cast<size_t>(count));
-  for (int worker = 0; worker < count; ++worker) {
-    threads_.emplace_back([this, worker] { serve(worker); });
+  try {
+    for (int worker = 0; worker < count; ++worker) {
+      threads_.emplace_back([this, worker] { serve(worker); });
+    }
+  } catch (const std::system_error& reason) {
+    throw Error(ErrorKind::kUnavailable, "threads: expected " + std::to_string(count) +
+                                             " to start, got " + std::to_string(threads_.size()) +
+                                             " (" + reason.what() + ")");
   }
 }
 

@@ -14,6 +14,7 @@ namespace logitless::cpu {
 
 class Workers {
  public:
+  // Throws Error(kUnavailable) where the system refuses a thread; none is left running then.
   explicit Workers(int count);
   ~Workers();
   Workers(const Workers&) = delete;
@@ -26,6 +27,7 @@ class Workers {
   void run(int64_t tasks, const std::function<void(int64_t task, int worker)>& work);
 
  private:
+  Workers() = default;
   void serve(int worker);
   void drain(int worker);
 

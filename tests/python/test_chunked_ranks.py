@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import multiprocessing
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -214,21 +216,30 @@ def in_processes(
     ]
     for process in ranks:
         process.start()
+    end = time.monotonic() + 160  # before pytest's own time-out: a hang is to name its ranks
     for process in ranks:
-        process.join(120)
+        process.join(max(0.0, end - time.monotonic()))
     assert [process.exitcode for process in ranks] == [0] * size
 
 
 def _join_group(
     rank: int, size: int, body: Callable[[int, _groups.ProcessGroup], None], store: Path
 ) -> None:
+    # Gloo's threads end with the last reference to their group, which a body may leave in a cycle
+    # of an exception and its frames. A thread that still waits for the interpreter lock, to drop
+    # the tensors of its last exchange, when Python ends is made to exit within a C++ destructor,
+    # and that aborts the process: "terminate called without an active exception". So the group
+    # goes, and its threads are joined, while Python runs: at exit, when no frame holds it any more.
+    atexit.register(gc.collect)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    world = dist.group.WORLD
-    assert world is not None
-    body(rank, world)
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        body(rank, world)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 def _exchanges(rank: int, world: _groups.ProcessGroup) -> None:
@@ -333,6 +344,7 @@ def _contexts(rank: int, world: _groups.ProcessGroup) -> None:
     other = dist.new_group()
     assert other is not None
     number = _groups.context(other)
+    dist.barrier()  # a slower rank may still be connecting, and would find the connection closed
     dist.destroy_process_group(other)
     del other
     gc.collect()
