@@ -83,7 +83,8 @@ std::vector<Target> targets_of(const Thread& thread, uint32_t barrier, Landing l
   std::vector<Target> targets;
   for (uint32_t r = 0; r < cluster.ctas.size(); ++r) {
     if ((mask >> r & 1) == 0) continue;
-    const uint32_t hears = pair && owner != rank ? (r & ~1U) : r;
+    // In a pair the parity of the barrier's CTA decides for every destination.
+    const uint32_t hears = pair ? (r & ~1U) | (owner & 1) : r;
     targets.push_back({&cta_of(cluster, r << 24, kWhat), &cta_of(cluster, hears << 24, kWhat)});
   }
   return targets;

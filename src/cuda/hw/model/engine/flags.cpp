@@ -53,12 +53,16 @@ void publish_flag(Thread& thread, const void* p, Order order, Scope scope, bool 
 void acquire_flag(Thread& thread, const void* p, Order order, Scope scope) {
   const Flag* flag = machine->memory->find_flag(p);
   if (flag == nullptr || scope < Scope::kGpu) return;
-  Knowledge learned;
-  if (flag->gpu == thread.gpu) learned.join(flag->for_gpu);
-  if (scope == Scope::kSys) learned.join(flag->for_system);
-  learned.sync_time = 0;  // a flag in global memory is no wait that tcgen05 operations follow
-  thread.observed.join(learned);
-  if (order == Order::kAcquire || order == Order::kAcqRel) thread.known.join(learned);
+  Knowledge of_gpu, of_system;
+  if (flag->gpu == thread.gpu) of_gpu.join(flag->for_gpu);
+  if (scope == Scope::kSys) of_system.join(flag->for_system);
+  // A flag in global memory is no wait that tcgen05 operations follow.
+  of_gpu.sync_time = of_system.sync_time = 0;
+  thread.observed_gpu.join(of_gpu);
+  thread.observed_system.join(of_system);
+  if (order != Order::kAcquire && order != Order::kAcqRel) return;
+  thread.known.join(of_gpu);
+  thread.known.join(of_system);
 }
 
 namespace {
@@ -209,7 +213,8 @@ void fence(Scope scope, Site site) {
   Thread& thread = enter(site);
   note_path(thread, 9);
   release_to(thread, scope);
-  if (scope >= Scope::kGpu) thread.known.join(thread.observed);
+  if (scope >= Scope::kGpu) thread.known.join(thread.observed_gpu);
+  if (scope == Scope::kSys) thread.known.join(thread.observed_system);
   thread.fenced = thread.known;
   stamp_release(thread.fenced, *thread.cta);
   thread.has_fenced = true;

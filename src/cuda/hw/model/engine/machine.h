@@ -140,8 +140,9 @@ struct Thread {
   uint32_t path = 0;  // what this lane did since its warp last met: .aligned operations compare it
 
   Knowledge known;
-  Knowledge observed;  // of flags read relaxed: an acquire fence makes it known
-  Knowledge fenced;    // known at the last release fence: relaxed stores pass it on
+  Knowledge observed_gpu;     // of flags of this GPU read relaxed: an acquire fence makes it known
+  Knowledge observed_system;  // of flags released at .sys, likewise
+  Knowledge fenced;           // known at the last release fence: relaxed stores pass it on
   bool has_fenced = false;
   Scope fence_scope = Scope::kCta;
   Clock alias;                     // known.generic at the last fence.proxy.alias

@@ -195,6 +195,7 @@ void fence_proxy_async(bool global, Site site) {
   Thread& thread = enter_here(site);
   note_path(thread, 1);
   if (global) {
+    release_to_gpu(thread);  // the copy engine reads what the GPU sees
     thread.known.async = thread.known.generic;
     return;
   }

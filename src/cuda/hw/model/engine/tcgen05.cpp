@@ -160,7 +160,8 @@ void tcgen05_mma(CtaGroup group, uint32_t d, uint64_t a, uint64_t b, uint32_t in
   }
   std::vector<Cta*> ctas;
   for (int i = 0; i < p.ctas(); ++i) {
-    Cta* cta = own.cluster->ctas[static_cast<size_t>(own.rank + i)].get();
+    const int rank = own.rank + i;
+    Cta* cta = own.cluster->ctas[static_cast<size_t>(rank)].get();
     if (cta->exited) fault(format("tcgen05.mma: CTA %d of the pair has exited", cta->rank));
     check_accumulator(thread, *cta, d, p, accumulate);
     ctas.push_back(cta);
