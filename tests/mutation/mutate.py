@@ -130,6 +130,8 @@ def run_test(test: str, headers: dict[str, str], bench: Bench) -> tuple[str, str
         status, said = command(
             [COMPILER, *flags, "-c", str(source), "-o", str(compiled)], COMPILE_LIMIT
         )
+        if status != 0 and " error: " not in said:
+            raise ListError(f"{test}: expected {COMPILER} to end by itself, got {status}: {said}")
         if status != 0:
             return "invalid", first_message(said)[0], ""
         for file in headers:

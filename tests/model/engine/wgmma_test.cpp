@@ -494,7 +494,7 @@ struct Inputs {
 hw::Bf16 bf16_of_bits(uint32_t bits) { return {static_cast<uint16_t>(bits)}; }
 
 template <class A, class B, class C>
-Inputs inputs_of(A of_a, B of_b, C of_c) {
+Inputs inputs_of(const A& of_a, const B& of_b, C of_c) {
   Inputs in;
   for (auto& v : in.a) v = of_a();
   for (auto& v : in.b) v = of_b();

@@ -165,6 +165,7 @@ void global_load(const void* address, void* value, int bytes, Site site) {
   check_alignment(p, bytes, "ld.global");
   GlobalMemory& memory = *machine->memory;
   memory.check_read(*thread.cta, thread.known.generic, p, static_cast<size_t>(bytes), "ld.global");
+  memory.check_alias(thread.alias, p, static_cast<size_t>(bytes), "ld.global");
   memory.read_generic(thread, p, value, static_cast<size_t>(bytes));
   memory.mark_read(*thread.cta, p, static_cast<size_t>(bytes), machine->now, site);
 }

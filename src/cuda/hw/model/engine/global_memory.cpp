@@ -192,10 +192,28 @@ void GlobalMemory::check_read(const Cta& cta, const Clock& known, const char* p,
   const Region& region = region_of(p, bytes, *cta.cluster->gpu, what);
   check_marks(cta, known, region, region.writes, p, bytes, what, "wrote", false);
 }
+void GlobalMemory::check_alias(const Clock& alias, const char* p, size_t bytes, const char* what) {
+  const Region& region = *find(p);
+  const size_t offset = reinterpret_cast<const unsigned char*>(p) - region.data;
+  for (size_t i = offset / 2; i < (offset + bytes + 1) / 2; ++i) {
+    const Mark& mark = region.writes[i];
+    if (mark.cta < 0 || !mark.alias || mark.time <= alias.at[mark.cta]) continue;
+    fault(
+        format("%s at %s, which was written through a multicast address (%s): no "
+               "fence.proxy.alias comes between",
+               what, name_of(region.data + i * 2).c_str(), hw::model::name_of(mark.site).c_str()));
+  }
+}
 void GlobalMemory::check_write(const Cta& cta, const Clock& known, const char* p, size_t bytes,
                                const char* what, bool add) {
   const Region& region = region_of(p, bytes, *cta.cluster->gpu, what);
   check_marks(cta, known, region, region.writes, p, bytes, what, "wrote", add);
+  check_marks(cta, known, region, region.reads, p, bytes, what, "read", false);
+}
+void GlobalMemory::check_message(const Cta& cta, const Clock& known, const char* p, size_t bytes,
+                                 const char* what) {
+  const Region& region = *find(p);
+  check_marks(cta, known, region, region.writes, p, bytes, what, "wrote", false);
   check_marks(cta, known, region, region.reads, p, bytes, what, "read", false);
 }
 void GlobalMemory::mark_read(const Cta& cta, const char* p, size_t bytes, uint32_t time,
@@ -203,15 +221,15 @@ void GlobalMemory::mark_read(const Cta& cta, const char* p, size_t bytes, uint32
   Region& region = *find(p);
   const size_t offset = reinterpret_cast<const unsigned char*>(p) - region.data;
   for (size_t i = offset / 2; i < (offset + bytes + 1) / 2; ++i) {
-    region.reads[i] = {site, time, static_cast<int16_t>(cta.index), false};
+    region.reads[i] = {site, time, static_cast<int16_t>(cta.index), false, false};
   }
 }
 void GlobalMemory::mark_write(const Cta& cta, const char* p, size_t bytes, uint32_t time, Site site,
-                              bool add) {
+                              bool add, bool alias) {
   Region& region = *find(p);
   const size_t offset = reinterpret_cast<const unsigned char*>(p) - region.data;
   for (size_t i = offset / 2; i < (offset + bytes + 1) / 2; ++i) {
-    region.writes[i] = {site, time, static_cast<int16_t>(cta.index), add};
+    region.writes[i] = {site, time, static_cast<int16_t>(cta.index), add, alias};
   }
 }
 

@@ -16,7 +16,8 @@ struct Mark {
   Site site;
   uint32_t time = 0;  // kNever: asynchronous, and nobody has waited for it
   int16_t cta = -1;
-  bool add = false;  // a reduction: those may overlap
+  bool add = false;    // a reduction: those may overlap
+  bool alias = false;  // through a multicast address
 };
 
 struct Region {
@@ -78,9 +79,14 @@ class GlobalMemory {
                   const char* what);
   void check_write(const Cta& cta, const Clock& known, const char* p, size_t bytes,
                    const char* what, bool add = false);
+  /// As check_write, for a message that goes where no load or store can.
+  void check_message(const Cta& cta, const Clock& known, const char* p, size_t bytes,
+                     const char* what);
   void mark_read(const Cta& cta, const char* p, size_t bytes, uint32_t time, Site site);
   void mark_write(const Cta& cta, const char* p, size_t bytes, uint32_t time, Site site,
-                  bool add = false);
+                  bool add = false, bool alias = false);
+  /// Faults if the bytes were written through a multicast address after `alias`, the last fence.
+  void check_alias(const Clock& alias, const char* p, size_t bytes, const char* what);
 
   Flag& flag(const void* p) { return flags_[p]; }
   const Flag* find_flag(const void* p) const;

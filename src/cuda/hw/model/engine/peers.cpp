@@ -86,7 +86,7 @@ void multimem_store(void* address, const uint32_t* values, Site site) {
   GlobalMemory& memory = *machine->memory;
   for (char* member : memory.multicast_members(address, 16, kWhat)) {
     memory.check_write(*thread.cta, thread.known.generic, member, 16, kWhat);
-    memory.mark_write(*thread.cta, member, 16, machine->now, site);
+    memory.mark_write(*thread.cta, member, 16, machine->now, site, false, true);
     hold_back(thread.stores, reinterpret_cast<uintptr_t>(member), values, 16, thread.cta->index);
   }
 }
